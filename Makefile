@@ -1,0 +1,113 @@
+# Everything that a contributor or CI runs. `make` alone lists the targets.
+#
+# Two environments, made when first needed and again when pyproject.toml or constraints.txt change:
+#   .venv-serve   what a server needs and no more: no torch
+#   .venv         the above, the converters' torch, and the tools of test and check
+
+PYTHON ?= python3
+SERVE_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+SERVE := .venv-serve
+DEV := .venv
+PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
+PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help serve test test-full test-gpu check lint types proto-check fmt proto bench pins clean distclean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  Options: PYTHON=$(PYTHON), SERVE_ARGS, TEST_ARGS, BENCH_ARGS (make test TEST_ARGS='-k search')"
+
+serve: $(SERVE)/.ready  ## Serve model_repo on this machine's CPU (gRPC 8001, HTTP 8002)
+	@exec $(SERVE)/bin/beamline serve --repo model_repo $(SERVE_ARGS)
+
+test: $(DEV)/.ready  ## Run the tests
+	$(DEV)/bin/python -m pytest -m "not full and not gpu" $(TEST_ARGS)
+
+test-full: $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz
+	$(DEV)/bin/python -m pytest -m "not gpu" $(TEST_ARGS)
+
+test-gpu: $(DEV)/.ready  ## Run the tests that need a GPU
+	$(DEV)/bin/python -m pytest -m gpu $(TEST_ARGS)
+
+check: lint types proto-check  ## Check style, types, and that the generated code is current
+
+lint: $(DEV)/.ready
+	$(DEV)/bin/ruff check .
+	$(DEV)/bin/ruff format --check .
+
+types: $(DEV)/.ready
+	$(DEV)/bin/mypy
+
+proto-check: $(DEV)/.ready
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && mkdir "$$out/committed" && \
+	cp protos/*_pb2*.py* "$$out/committed" && \
+	$(PROTOC) --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" protos/*.proto && \
+	if ! diff -ru "$$out/committed" "$$out/protos"; then \
+		echo "The generated code is not what protos/*.proto gives: run 'make proto'." >&2; exit 1; \
+	fi
+	@echo "Generated code is current."
+
+fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
+	$(DEV)/bin/ruff check --fix-only .
+	$(DEV)/bin/ruff format .
+
+proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+
+bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
+	$(DEV)/bin/python -m loadtest.bench $(BENCH_ARGS)
+
+# Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits.
+pins:  ## Renew constraints.txt from a fresh environment
+	$(need-python)
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(PYTHON) -m venv "$$dir/venv" && \
+	grep '^torch==' constraints.txt >"$$dir/torch" && \
+	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" && \
+	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" -e '.[cpu,convert,dev]' && \
+	"$$dir/venv/bin/pip" check && \
+	{ sed -n '1,/^$$/p' constraints.txt; \
+	  "$$dir/venv/bin/pip" freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; } >"$$dir/new" && \
+	cp "$$dir/new" constraints.txt
+
+clean:  ## Remove caches and build results
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## Remove the environments too
+	rm -rf $(DEV) $(SERVE)
+
+define need-python
+@command -v $(PYTHON) >/dev/null || { \
+	echo "There is no '$(PYTHON)' here. Name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "beamline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version)." \
+	     "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+endef
+
+# An interrupted set-up leaves no .ready, and the next run goes on from where it was.
+# setuptools comes first and from the constraints, so that no build fetches another one.
+define environment
+$(need-python)
+@echo "Setting up $(@D) ..."
+@test -x $(@D)/bin/pip || $(PYTHON) -m venv --clear $(@D)
+@$(@D)/bin/python $(PIP) setuptools
+endef
+
+$(SERVE)/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu]'
+	@touch $@
+
+# torch alone and first: asked for beside other packages, pip may take a build with gigabytes of CUDA.
+$(DEV)/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/bin/python $(PIP) torch
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,dev]'
+	@touch $@

@@ -1,0 +1,222 @@
+"""Who may import whom. The rules are read from the source, so an import inside a function counts too.
+
+protos      <- serving <- converters        torch lives on the right side only
+protos      <- loadtest                     a stranger to the server: it knows the wire, no more
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("serving", "converters", "protos", "loadtest", "examples", "tests")
+ARRAY_LIBRARIES = ("numpy", "onnxruntime", "torch")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`ours`: the modules of this project that a package may import, with all below them."""
+
+    ours: tuple[str, ...]
+    never: tuple[str, ...] = ()
+
+
+RULES = {
+    # The server starts quickly, in little memory, and without what only conversion needs.
+    "serving": Rule(
+        ours=("serving", "protos"),
+        never=("torch", "transformers", "onnx", "onnxscript", "onnx_ir"),
+    ),
+    "converters": Rule(
+        ours=(
+            "converters",
+            "serving.manifest",  # the contract that a conversion writes
+            "serving.errors",  # the one exception tree
+            "serving.tokenizer",  # parity: the tokenizer as the server will use it
+        ),
+    ),
+    "loadtest": Rule(ours=("loadtest", "protos")),
+    "protos": Rule(ours=("protos",)),
+}
+
+
+def within(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def module_file(module: str, root: Path) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+
+
+def imported(node: ast.stmt, path: Path, root: Path) -> Iterator[str]:
+    """The modules that one statement names; `from a import b` gives `a.b` where that is a module of ours."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            package = path.relative_to(root).parts[: -node.level]
+            base = ".".join([*package, *filter(None, [base])])
+        for alias in node.names:
+            submodule = f"{base}.{alias.name}"
+            yield submodule if module_file(submodule, root) else base
+
+
+def all_imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((node.lineno, name) for name in imported(node, path, root))
+
+
+def violations(package: str, rule: Rule, root: Path) -> list[str]:
+    found = {
+        f"{path.relative_to(root)}:{line} imports {name}"
+        for path in (root / package).rglob("*.py")
+        for line, name in all_imports(path, root)
+        if within(name, rule.never) or (within(name, OURS) and not within(name, rule.ours))
+    }
+    return sorted(found)
+
+
+def run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that importing a module executes: not functions, not `if TYPE_CHECKING`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from run_on_import(node.orelse)
+            continue
+        for field in ("body", "orelse", "finalbody"):
+            yield from run_on_import(getattr(node, field, []))
+        for handler in getattr(node, "handlers", []):
+            yield from run_on_import(handler.body)
+
+
+def import_closure(module: str, root: Path) -> dict[str, str]:
+    """Everything that importing `module` imports through our own files: name -> who asked for it."""
+    asked: dict[str, str] = {module: "the test"}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = module_file(name, root)
+        if path is None:
+            continue
+        parents = [name.rsplit(".", 1)[0]] if "." in name else []
+        statements = run_on_import(ast.parse(path.read_text(encoding="utf-8")).body)
+        for found in [*parents, *(m for node in statements for m in imported(node, path, root))]:
+            if found not in asked:
+                asked[found] = name
+                waiting.append(found)
+    return asked
+
+
+@pytest.mark.parametrize("package", RULES)
+def test_package_keeps_its_rule(package):
+    assert violations(package, RULES[package], ROOT) == []
+
+
+def test_scheduler_knows_no_tensors():
+    if module_file("serving.engine.scheduler", ROOT) is None:
+        pytest.skip("there is no scheduler yet")
+    closure = import_closure("serving.engine.scheduler", ROOT)
+    assert {name: by for name, by in closure.items() if within(name, ARRAY_LIBRARIES)} == {}
+
+
+def test_cli_does_not_load_torch():
+    if module_file("serving.cli", ROOT) is None:
+        pytest.skip("there is no serving.cli yet")
+    code = "import sys, serving.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def command_modules() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    commands: dict[str, str] = project["entry-points"]["beamline.commands"]
+    return commands
+
+
+@pytest.mark.parametrize("command", command_modules())
+def test_command_loads_without_torch(command):
+    """A serving environment has every command but no torch: `beamline --help` must work there."""
+    module = command_modules()[command].partition(":")[0]
+    if module_file(module, ROOT) is None:
+        pytest.skip(f"there is no {module} yet")
+    code = f"import sys; sys.modules['torch'] = None; import {module}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+class TestTheCheckItself:
+    @pytest.fixture
+    def project(self, tmp_path: Path) -> Callable[[dict[str, str]], Path]:
+        def write(files: dict[str, str]) -> Path:
+            for name, text in files.items():
+                path = tmp_path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            return tmp_path
+
+        return write
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "import torch",
+            "import torch.nn as nn",
+            "from torch import nn",
+            "def f():\n    import torch",
+            "from converters import base",
+            "import converters",
+            "from ..converters import base",
+        ],
+    )
+    def test_sees_a_violation(self, project, statement):
+        root = project({"serving/a.py": statement, "converters/base.py": ""})
+        assert len(violations("serving", RULES["serving"], root)) == 1
+
+    @pytest.mark.parametrize(
+        ("statement", "allowed"),
+        [
+            ("from serving import manifest", True),
+            ("from serving.manifest import Manifest", True),
+            ("from serving.engine.search import Beam", False),
+            ("from serving import repository", False),
+            ("import serving", False),
+            ("import serving.manifesto", False),
+        ],
+    )
+    def test_follows_the_list_of_converters(self, project, statement, allowed):
+        root = project({"converters/a.py": statement, "serving/manifest.py": "", "serving/repository.py": ""})
+        assert (violations("converters", RULES["converters"], root) == []) is allowed
+
+    def test_closure_goes_through_packages_and_skips_what_does_not_run(self, project):
+        root = project(
+            {
+                "serving/__init__.py": "",
+                "serving/engine/__init__.py": "from . import helper",
+                "serving/engine/helper.py": "try:\n    import numpy\nexcept ImportError:\n    pass",
+                "serving/engine/scheduler.py": (
+                    "from typing import TYPE_CHECKING\n"
+                    "if TYPE_CHECKING:\n    import torch\n"
+                    "def late():\n    import onnxruntime\n"
+                ),
+            }
+        )
+        closure = import_closure("serving.engine.scheduler", root)
+        assert closure["numpy"] == "serving.engine.helper"
+        assert "torch" not in closure
+        assert "onnxruntime" not in closure
