@@ -1,0 +1,82 @@
+"""Every error that beamline raises on purpose.
+
+    BeamlineError                   something went wrong that we can name
+    ├── RequestError                the caller can mend it; the text is shown to the client
+    │   ├── InvalidRequest          a field has a value that is not allowed
+    │   ├── ModelNotFound           no such model or version here
+    │   ├── Overloaded              the queue is full; try again later
+    │   ├── ShuttingDown            the server drains; another one will answer
+    │   ├── DeadlinePassed          the caller's deadline was over before the answer was there
+    │   └── Cancelled               the caller does not want the answer any more
+    ├── ComputeError                this request failed on the device; the others go on
+    ├── ModelError                  a model on disk can't be served; names the file
+    │   └── ManifestError           its manifest is broken, or of a format that we don't know
+    └── ConversionError             a checkpoint can't be converted
+        ├── UnsupportedCheckpoint   with every reason at once
+        └── ParityFailure           the exported graphs disagree with PyTorch
+
+How each becomes a gRPC status stands in `serving/grpc/interceptors.py`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class BeamlineError(Exception):
+    pass
+
+
+class RequestError(BeamlineError):
+    pass
+
+
+class InvalidRequest(RequestError):
+    pass
+
+
+class ModelNotFound(RequestError):
+    pass
+
+
+class Overloaded(RequestError):
+    pass
+
+
+class ShuttingDown(RequestError):
+    pass
+
+
+class DeadlinePassed(RequestError):
+    pass
+
+
+class Cancelled(RequestError):
+    pass
+
+
+class ComputeError(BeamlineError):
+    pass
+
+
+class ModelError(BeamlineError):
+    pass
+
+
+class ManifestError(ModelError):
+    pass
+
+
+class ConversionError(BeamlineError):
+    pass
+
+
+class UnsupportedCheckpoint(ConversionError):
+    def __init__(self, what: str, reasons: Sequence[str]) -> None:
+        self.reasons = list(reasons)
+        lines = "".join(f"\n  - {reason}" for reason in self.reasons)
+        super().__init__(f"{what} can't be converted:{lines}")
+
+
+class ParityFailure(ConversionError):
+    pass

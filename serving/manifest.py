@@ -1,0 +1,175 @@
+"""The contract between a converter and the server: `manifest.json` of one model version.
+
+The engine knows only what stands here: graphs, tensors and their kinds, ids, limits and decoding
+defaults. It never learns what architecture it serves.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from serving.errors import ManifestError
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
+Id = Annotated[int, Field(ge=0)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StateKind(StrEnum):
+    CACHE = "cache"  # [B, H, C, D]: appended to at every step, shared by the beams of a request
+    RECURRENT = "recurrent"  # [B, K, ...]: one per beam, gathered by parent inside the graph
+    MEMORY = "memory"  # [B, ...]: fixed while a request runs; the encoder's output
+
+
+class StateTensor(Record):
+    """One tensor that lives in a slot. Symbolic axes: B requests, K beams, C cache, S source positions."""
+
+    name: str
+    kind: StateKind
+    dtype: Literal["float32", "float16", "bool", "int64"]
+    shape: tuple[Literal["B", "K", "C", "S"] | int, ...]
+
+    @property
+    def output(self) -> str:
+        """The step graph's name for this tensor's next value."""
+        return f"next_{self.name}"
+
+
+class Graph(Record):
+    file: str
+    sha256: str
+
+
+class Graphs(Record):
+    encoder: Graph
+    step: Graph
+    score: Graph
+
+
+class Weights(Record):
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Tokenizers(Record):
+    """File names; the same file where source and target share a vocabulary."""
+
+    source: str
+    target: str
+
+
+class Vocabulary(Record):
+    source_size: int
+    target_size: int
+    pad_id: Id
+    eos_ids: tuple[Id, ...] = Field(min_length=1)
+    decoder_start_id: Id
+
+
+class Limits(Record):
+    max_source_length: int = Field(ge=1)  # tokens, the end token included
+    max_target_length: int = Field(ge=2)  # tokens, the start and end tokens included
+    max_beam_size: int = Field(ge=1)
+
+
+class DecodingDefaults(Record):
+    """What a request gets where it says nothing: a checkpoint's generation_config.json."""
+
+    beam_size: int = Field(default=4, ge=1)
+    num_hypotheses: int = Field(default=1, ge=1)
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    min_length: int = Field(default=0, ge=0)
+    max_length: int = Field(default=256, ge=2)
+    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    bad_words: tuple[tuple[Id, ...], ...] = ()
+    suppress_tokens: tuple[Id, ...] = ()
+    forced_bos_id: Id | None = None
+    forced_eos_id: Id | None = None  # produced at the length limit, whatever the model says
+
+
+class Manifest(Record):
+    format_version: Literal[1] = 1
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    version: int = Field(ge=1)
+    task: Literal["translate"] = "translate"
+    family: str  # for people; nothing depends on it
+    graphs: Graphs
+    weights: Weights
+    tokenizers: Tokenizers
+    state: tuple[StateTensor, ...]
+    vocabulary: Vocabulary
+    limits: Limits
+    defaults: DecodingDefaults
+    forbidden_in_graph: tuple[Id, ...] = ()  # words that the step graph never produces; no rule is needed for them
+    source_languages: tuple[str, ...] = ()
+    target_languages: tuple[str, ...] = ()
+    description: str = ""
+    created_with: dict[str, str] = Field(default_factory=dict)  # versions of what converted it
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        vocabulary, defaults = self.vocabulary, self.defaults
+        ids = [vocabulary.pad_id, vocabulary.decoder_start_id, *vocabulary.eos_ids, *defaults.suppress_tokens]
+        ids += [i for word in defaults.bad_words for i in word]
+        ids += [i for i in (defaults.forced_bos_id, defaults.forced_eos_id) if i is not None]
+        outside = sorted({i for i in ids if i >= vocabulary.target_size})
+        if outside:
+            raise ValueError(f"ids {outside} are outside the vocabulary of {vocabulary.target_size}")
+        if defaults.max_length > self.limits.max_target_length:
+            raise ValueError(
+                f"defaults.max_length {defaults.max_length} is above "
+                f"limits.max_target_length {self.limits.max_target_length}"
+            )
+        if defaults.beam_size > self.limits.max_beam_size:
+            raise ValueError("defaults.beam_size is above limits.max_beam_size")
+        if len({tensor.name for tensor in self.state}) != len(self.state):
+            raise ValueError("two state tensors have the same name")
+        return self
+
+    @property
+    def candidates_per_beam(self) -> int:
+        """Enough that a beam's worth of candidates does not end, however many end tokens there are."""
+        return max(2, 1 + len(self.vocabulary.eos_ids))
+
+    def tensors(self, kind: StateKind) -> list[StateTensor]:
+        return [tensor for tensor in self.state if tensor.kind is kind]
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a version folder, or a `ManifestError` that names the file and what is wrong in it."""
+    path = folder / MANIFEST_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ManifestError(f"{path} is not JSON: {error}") from error
+    found = content.get("format_version") if isinstance(content, dict) else None
+    if found != FORMAT_VERSION:
+        raise ManifestError(
+            f"{path} has format version {found!r}; this server reads version {FORMAT_VERSION}: convert the model again"
+        )
+    try:
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'manifest'}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ManifestError(f"{path} is not a valid manifest: {problems}") from error
