@@ -1,0 +1,153 @@
+"""The three graphs of an encoder-decoder model: what is exported, and its names.
+
+A model family gives an `EncoderDecoder`; the graphs around it are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from converters.modules.search import Edits, best_candidates, forbid, force, log_probabilities, next_beams
+from converters.modules.tree import Tree
+from serving.manifest import StateKind, StateTensor
+
+STEP_INPUTS = (
+    "tokens",
+    "positions",
+    "write_index",
+    "scores",
+    "ancestry",
+    "width",
+    "independent",
+    "forced",
+    "edit_index",
+    "edit_scale",
+    "edit_add",
+)
+STEP_OUTPUTS = (
+    "next_tokens",
+    "next_positions",
+    "next_write_index",
+    "next_scores",
+    "next_ancestry",
+    "parents",
+    "candidate_scores",
+    "candidate_tokens",
+    "candidate_parents",
+)
+
+
+class EncoderDecoder(Protocol):
+    """What a family gives. Memory and states are tuples, in the order of `state_tensors`."""
+
+    def state_tensors(self) -> list[StateTensor]: ...
+
+    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has."""
+
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        tree: Tree,
+        memory: tuple[Tensor, ...],
+        states: tuple[Tensor, ...],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """tokens [B, K], positions [B] -> logits [B, K, V] and the new states (caches appended to)."""
+
+    def score(self, source: Tensor, source_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """target [B, T], with its start token -> logits [B, T, V] and attention [B, T, S]."""
+
+
+@dataclass(frozen=True)
+class SearchConstants:
+    """What the search needs to know of the model, fixed in its graph."""
+
+    eos_ids: tuple[int, ...]
+    candidates_per_beam: int
+    renormalise: bool  # log-probabilities after the rules have edited them
+    forbidden: tuple[int, ...] = ()  # words that are never produced; only where it is the same before and after softmax
+
+
+class EncoderGraph(nn.Module):
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        return self.model.encode(source, source_mask)
+
+
+class StepGraph(nn.Module):
+    def __init__(self, model: EncoderDecoder, constants: SearchConstants) -> None:
+        super().__init__()
+        self.model = model
+        self.constants = constants
+        tensors = model.state_tensors()
+        self.memory_count = sum(tensor.kind is StateKind.MEMORY for tensor in tensors)
+        self.kinds = [tensor.kind for tensor in tensors if tensor.kind is not StateKind.MEMORY]
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, K]
+        positions: Tensor,  # [B]
+        write_index: Tensor,  # [B]
+        scores: Tensor,  # [B, K]
+        ancestry: Tensor,  # [B, K, C]
+        width: Tensor,  # [B]: how many of the K beams are this request's
+        independent: Tensor,  # [B]: greedy; rules act on logits
+        forced: Tensor,  # [B]: the next word of a forced prefix, or -1
+        edit_index: Tensor,  # [B, K, E]
+        edit_scale: Tensor,
+        edit_add: Tensor,
+        state: tuple[Tensor, ...],  # memory, then caches and recurrent states
+    ) -> tuple[Tensor, ...]:
+        memory, states = state[: self.memory_count], state[self.memory_count :]
+        tree = Tree.grow(ancestry, write_index)
+        logits, states = self.model.step(tokens, positions, tree, memory, states)
+
+        edits = Edits(edit_index, edit_scale, edit_add)
+        logits = forbid(logits, self.constants.forbidden)
+        log_probs = log_probabilities(logits, edits, independent, self.constants.renormalise)
+        candidates = best_candidates(log_probs, scores, self.constants.candidates_per_beam)
+        beams = next_beams(candidates, self.constants.eos_ids, width, tokens.shape[1])
+        beams = force(beams, scores, forced)
+
+        return (
+            beams.tokens,
+            positions + 1,
+            write_index + width,
+            beams.scores,
+            tree.ancestry_of(beams.parents),
+            beams.parents,
+            candidates.scores,
+            candidates.tokens,
+            candidates.parents,
+            *(self.follow(kind, state, beams.parents) for kind, state in zip(self.kinds, states, strict=True)),
+        )
+
+    @staticmethod
+    def follow(kind: StateKind, state: Tensor, parents: Tensor) -> Tensor:
+        """A cache stays where it is; a recurrent state [B, K, ...] goes with its beam."""
+        if kind is StateKind.CACHE:
+            return state
+        index = parents.reshape(*parents.shape, *(1 for _ in state.shape[2:])).expand(state.shape)
+        return state.gather(1, index)
+
+
+class ScoreGraph(nn.Module):
+    """The teacher-forced pass: what the model thinks of a given target."""
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source: Tensor, source_mask: Tensor, target: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """target [B, T] begins with the start token; labels [B, T] is what should follow each of its words."""
+        logits, attention = self.model.score(source, source_mask, target)
+        chosen = logits.log_softmax(-1).gather(2, labels[:, :, None])
+        return torch.squeeze(chosen, 2), attention
