@@ -1,0 +1,213 @@
+"""load -> check -> export -> verify -> save: the same for every family.
+
+A family's converter only loads: it maps a checkpoint onto a module written for export. A version appears in the
+repository complete or not at all: everything is written into a staging folder, whose manifest comes last, and the
+folder is then renamed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from converters.export import ExportedFiles, export_graphs
+from converters.modules.graphs import EncoderDecoder, SearchConstants
+from converters.verify import Certificate, Tolerance, verify
+from serving.errors import ConversionError
+from serving.manifest import MANIFEST_FILE, DecodingDefaults, Limits, Manifest, Tokenizers, Vocabulary
+
+PARITY_FILE = "parity.json"
+STEPS = ("load", "check", "export encoder", "export step", "export score", "verify", "save")
+_STAGING = ".staging-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "sentencepiece")
+
+
+class TextSide(ABC):
+    """One side's tokenizer: how to write it for the server, and what the original does, for comparison."""
+
+    @abstractmethod
+    def save(self, path: Path) -> None: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """By the original tokenizer."""
+
+    @abstractmethod
+    def decode(self, ids: list[int]) -> str:
+        """By the original tokenizer."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint, ready for export, beside its original."""
+
+    model: EncoderDecoder
+    original: Callable[[Tensor, Tensor, Tensor], Tensor]  # source, source_mask, target -> logits, in plain PyTorch
+    source_text: TextSide
+    target_text: TextSide  # the same object where source and target share a vocabulary
+    vocabulary: Vocabulary
+    limits: Limits
+    defaults: DecodingDefaults
+    renormalise: bool = False
+    source_languages: tuple[str, ...] = ()
+    target_languages: tuple[str, ...] = ()
+    description: str = ""
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Words that no request can ever want, and that the graph itself may forbid: where log-probabilities are
+        renormalised afterwards, it makes no difference whether a word is taken out before the softmax or after it."""
+        if not self.renormalise:
+            return ()
+        words = [word[0] for word in self.defaults.bad_words if len(word) == 1]
+        return tuple(sorted({*words, *self.defaults.suppress_tokens} - set(self.vocabulary.eos_ids)))
+
+
+class Converter(ABC):
+    family: str
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+
+    @abstractmethod
+    def load(self) -> Loaded:
+        """Raises `UnsupportedCheckpoint` with every reason at once."""
+
+    def convert(
+        self,
+        name: str,
+        repository: Path,
+        version: int | None = None,
+        tolerance: Tolerance | None = None,
+        advance: Callable[[str], None] = lambda step: None,
+    ) -> tuple[Manifest, Certificate]:
+        """Writes repository/name/version, and says what the comparison with PyTorch found."""
+        advance("load")
+        loaded = self.load()
+        advance("check")
+        version = _free_version(name, repository, version)
+        if isinstance(loaded.model, nn.Module):
+            loaded.model.eval()
+        with _staging(repository / name, version) as folder:
+            constants = SearchConstants(
+                loaded.vocabulary.eos_ids,
+                max(2, 1 + len(loaded.vocabulary.eos_ids)),
+                loaded.renormalise,
+                loaded.forbidden,
+            )
+            files = export_graphs(loaded.model, constants, folder, advance)
+            manifest = self._manifest(name, version, loaded, files, _save_tokenizers(loaded, folder))
+            advance("verify")
+            certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
+            advance("save")
+            _write(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
+            _write(folder / MANIFEST_FILE, manifest.to_json())
+        return manifest, certificate
+
+    def _manifest(
+        self, name: str, version: int, loaded: Loaded, files: ExportedFiles, tokenizers: Tokenizers
+    ) -> Manifest:
+        return Manifest(
+            name=name,
+            version=version,
+            family=self.family,
+            graphs=files.graphs,
+            weights=files.weights,
+            tokenizers=tokenizers,
+            state=tuple(loaded.model.state_tensors()),
+            vocabulary=loaded.vocabulary,
+            limits=loaded.limits,
+            defaults=loaded.defaults,
+            forbidden_in_graph=loaded.forbidden,
+            source_languages=loaded.source_languages,
+            target_languages=loaded.target_languages,
+            description=loaded.description,
+            created_with=_versions(),
+        )
+
+
+def _save_tokenizers(loaded: Loaded, folder: Path) -> Tokenizers:
+    if loaded.source_text is loaded.target_text:
+        names = Tokenizers(source="tokenizer.json", target="tokenizer.json")
+    else:
+        names = Tokenizers(source="source_tokenizer.json", target="target_tokenizer.json")
+        loaded.target_text.save(folder / names.target)
+    loaded.source_text.save(folder / names.source)
+    return names
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _RECORDED:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _free_version(name: str, repository: Path, wanted: int | None) -> int:
+    if not _NAME.fullmatch(name):
+        raise ConversionError(
+            f"{name!r} can't be a model's name: up to 100 letters, digits, '.', '_', '-'; a letter or digit first"
+        )
+    folder = repository / name
+    taken = {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+    if wanted is None:
+        return max(taken, default=0) + 1
+    if wanted < 1:
+        raise ConversionError(f"a version is a whole number from 1 on, not {wanted}")
+    if wanted in taken:
+        raise ConversionError(
+            f"{folder / str(wanted)} already exists; choose another --version, or none for the next one"
+        )
+    return wanted
+
+
+@contextmanager
+def _staging(model: Path, version: int) -> Iterator[Path]:
+    """A folder that becomes the version if all goes well, and is removed if it doesn't. A killed conversion leaves one
+    that no server looks at; the next conversion of this model sweeps it away."""
+    model_existed = model.is_dir()
+    model.mkdir(parents=True, exist_ok=True)
+    for stale in model.glob(f"{_STAGING}*"):
+        if not _running(stale.name.removeprefix(_STAGING)):
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = model / f"{_STAGING}{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+        folder.rename(model / str(version))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not model_existed and not any(model.iterdir()):
+            model.rmdir()
+        raise
+
+
+def _running(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

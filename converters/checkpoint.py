@@ -1,0 +1,58 @@
+"""Reading what a user brings, without ever running code from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from serving.errors import ConversionError, UnsupportedCheckpoint
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConversionError(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConversionError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConversionError(f"{path} must hold a JSON object")
+    return content
+
+
+def read_weights(folder: Path, names: tuple[str, ...] = WEIGHT_FILES) -> dict[str, Tensor]:
+    """All tensors in float32, from the first of these files that is there. A pickle is read for its tensors only."""
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise ConversionError(f"{folder} has no weights: expected one of {', '.join(names)}")
+    try:
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConversionError(f"{path} can't be read as weights: {error}") from error
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Loads them into the module; every tensor that is missing, left over or of another shape is named."""
+    expected = module.state_dict()
+    reasons = [f"{name} is missing" for name in expected if name not in tensors]
+    reasons += [f"{name} is not a part of this architecture" for name in tensors if name not in expected]
+    reasons += [
+        f"{name} has shape {list(tensors[name].shape)}, but its configuration says {list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    if reasons:
+        raise UnsupportedCheckpoint(what, reasons)
+    module.load_state_dict(dict(tensors))

@@ -1,0 +1,37 @@
+"""`beamline convert`: a checkpoint becomes a version in a model repository."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "convert a PyTorch checkpoint into a model repository"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder with the checkpoint")
+    parser.add_argument("--name", required=True, help="the model's name in the repository")
+    parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
+    parser.add_argument("--version", type=int, help="version number (default: the next one)")
+    parser.add_argument("--config", type=Path, help="file that names the checkpoint's parts, where it is not ours")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from converters.base import STEPS  # torch takes seconds to import: only once it is really needed
+    from converters.recognise import converter_for
+
+    with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=None, leave=False) as bar:
+
+        def advance(step: str) -> None:
+            bar.update(STEPS.index(step) - bar.n)
+            bar.set_description(step)
+
+        converter = converter_for(arguments.source, arguments.config)
+        manifest, certificate = converter.convert(arguments.name, arguments.repo, arguments.version, advance=advance)
+    size = manifest.weights.bytes / 2**20
+    print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")
+    print(certificate.table())
+    return 0

@@ -1,0 +1,170 @@
+"""PyTorch modules -> portable ONNX graphs that share one weights file.
+
+`torch.onnx.export` writes the graphs; `converters/weights.py` takes the weights out of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from converters.modules.graphs import (
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    EncoderDecoder,
+    EncoderGraph,
+    ScoreGraph,
+    SearchConstants,
+    StepGraph,
+)
+from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from serving.manifest import Graph, Graphs, StateKind, StateTensor, Weights
+
+OPSET = 24
+GRAPH_FILES = {"encoder": "encoder.onnx", "step": "step.onnx", "score": "score.onnx"}
+
+# Sizes of the example tensors that tracing sees; all different, so that no two axes are taken for the same.
+EXAMPLE = {"B": 2, "K": 3, "C": 16, "S": 7, "T": 5, "E": 4}
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bool": torch.bool, "int64": torch.int64}
+_STEP_AXES: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("B", "K"),
+    "positions": ("B",),
+    "write_index": ("B",),
+    "scores": ("B", "K"),
+    "ancestry": ("B", "K", "C"),
+    "width": ("B",),
+    "independent": ("B",),
+    "forced": ("B",),
+    "edit_index": ("B", "K", "E"),
+    "edit_scale": ("B", "K", "E"),
+    "edit_add": ("B", "K", "E"),
+}
+_STEP_DTYPES = {
+    "scores": "float32",
+    "ancestry": "bool",
+    "independent": "bool",
+    "edit_scale": "float32",
+    "edit_add": "float32",
+}
+
+
+@dataclass(frozen=True)
+class ExportedFiles:
+    graphs: Graphs
+    weights: Weights
+
+
+def export_graphs(
+    model: EncoderDecoder, constants: SearchConstants, folder: Path, advance: Callable[[str], None]
+) -> ExportedFiles:
+    """Writes the three graphs and their weights into `folder`; `advance` is told about each."""
+    tensors = model.state_tensors()
+    programs = {
+        "encoder": _trace_encoder(EncoderGraph(model), tensors),
+        "step": _trace_step(StepGraph(model, constants), tensors),
+        "score": _trace_score(ScoreGraph(model)),
+    }
+    graphs: dict[str, Graph] = {}
+    with (folder / WEIGHTS_FILE).open("wb") as file:
+        store = WeightStore(file)
+        for name, trace in programs.items():
+            advance(f"export {name}")
+            exported = trace()
+            store.move_out(exported)
+            path = folder / GRAPH_FILES[name]
+            ir.save(exported, path)
+            graphs[name] = Graph(file=path.name, sha256=sha256_of(path))
+        file.flush()
+        os.fsync(file.fileno())
+    weights = folder / WEIGHTS_FILE
+    return ExportedFiles(
+        Graphs(**graphs), Weights(file=weights.name, sha256=sha256_of(weights), bytes=weights.stat().st_size)
+    )
+
+
+def _trace_encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[], ir.Model]:
+    names = ["source", "source_mask"]
+    outputs = [tensor.name for tensor in _memory(tensors) if tensor.name != "source_mask"]
+    arguments = (_example("int64", ("B", "S")), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
+    return lambda: _export(module, arguments, names, outputs, [("B", "S"), ("B", "S")])
+
+
+def _trace_step(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[], ir.Model]:
+    states = [tensor for tensor in tensors if tensor.kind is not StateKind.MEMORY]
+    ordered = [*_memory(tensors), *states]
+    arguments = (
+        *(_example(_STEP_DTYPES.get(name, "int64"), _STEP_AXES[name]) for name in STEP_INPUTS),
+        tuple(_example(tensor.dtype, tensor.shape) for tensor in ordered),
+    )
+    names = [*STEP_INPUTS, *(tensor.name for tensor in ordered)]
+    outputs = [*STEP_OUTPUTS, *(tensor.output for tensor in states)]
+    shapes = [*(_STEP_AXES[name] for name in STEP_INPUTS), tuple(tensor.shape for tensor in ordered)]
+    return lambda: _export(module, arguments, names, outputs, shapes)
+
+
+def _trace_score(module: nn.Module) -> Callable[[], ir.Model]:
+    names = ["source", "source_mask", "target", "labels"]
+    shapes = [("B", "S"), ("B", "S"), ("B", "T"), ("B", "T")]
+    arguments = tuple(
+        _example("bool" if name == "source_mask" else "int64", s) for name, s in zip(names, shapes, strict=True)
+    )
+    return lambda: _export(module, arguments, names, ["token_log_probs", "attention"], shapes)
+
+
+def _memory(tensors: Sequence[StateTensor]) -> list[StateTensor]:
+    return [tensor for tensor in tensors if tensor.kind is StateKind.MEMORY]
+
+
+def _example(dtype: str, shape: Sequence[str | int]) -> Tensor:
+    sizes = [EXAMPLE[axis] if isinstance(axis, str) else axis for axis in shape]
+    return torch.zeros(sizes, dtype=_DTYPES[dtype])
+
+
+def _export(
+    module: nn.Module,
+    arguments: tuple[object, ...],
+    names: list[str],
+    outputs: list[str],
+    shapes: Sequence[object],
+) -> ir.Model:
+    def dynamic(shape: object) -> object:
+        if isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
+            return tuple(dynamic(part) for part in shape)
+        assert isinstance(shape, tuple)
+        return {index: axis for index, axis in enumerate(shape) if isinstance(axis, str)}
+
+    with torch.no_grad(), _quiet():
+        program = torch.onnx.export(
+            module.eval(),
+            arguments,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=outputs,
+            dynamic_shapes=tuple(dynamic(shape) for shape in shapes),
+            verbose=False,
+        )
+    assert program is not None
+    return program.model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks about packages that we don't need; a failure still comes as an exception."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

@@ -1,0 +1,61 @@
+"""Hugging Face's generation_config.json -> our decoding defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from serving.errors import UnsupportedCheckpoint
+from serving.manifest import DecodingDefaults, Limits
+
+# What we can't do, and the values at which it does nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "penalty_alpha": (0.0,),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ([], {}),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "forced_decoder_ids": ([],),
+    "min_new_tokens": (),
+    "max_new_tokens": (),
+    "stop_strings": (),
+}
+_SINGLE = {"forced_bos_token_id": "forced_bos_id", "forced_eos_token_id": "forced_eos_id"}
+_SAME = ("length_penalty", "early_stopping", "min_length", "no_repeat_ngram_size", "repetition_penalty")
+
+
+def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
+    reasons = [
+        f"generation setting {name} is {content[name]!r}, which is not supported"
+        for name, neutral in _NEUTRAL.items()
+        if content.get(name) is not None and content[name] not in neutral
+    ]
+    values: dict[str, Any] = {name: content[name] for name in _SAME if content.get(name) is not None}
+    for theirs, ours in _SINGLE.items():
+        value = content.get(theirs)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, list):
+            reasons.append(f"generation setting {theirs} has {len(value)} ids; one is supported")
+        elif value is not None:
+            values[ours] = value
+    values["beam_size"] = min(content.get("num_beams") or 1, limits.max_beam_size)
+    values["num_hypotheses"] = content.get("num_return_sequences") or 1
+    values["max_length"] = min(content.get("max_length") or 20, limits.max_target_length)
+    values["bad_words"] = [tuple(word) for word in content.get("bad_words_ids") or ()]
+    values["suppress_tokens"] = tuple(content.get("suppress_tokens") or ())
+    try:
+        defaults = DecodingDefaults(**values)
+    except ValidationError as error:
+        reasons += [f"generation setting {problem['loc'][0]}: {problem['msg']}" for problem in error.errors()]
+    if reasons:
+        raise UnsupportedCheckpoint(what, reasons)
+    return defaults

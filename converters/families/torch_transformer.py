@@ -1,0 +1,273 @@
+"""Any model built on `torch.nn.Transformer`, through a small config that names its parts.
+
+    {
+      "family": "torch_transformer",
+      "weights": "model.safetensors",
+      "tokenizer": "spm.model",
+      "transformer": "t",                      where the nn.Transformer is in the state dict
+      "source_embedding": "e.weight",
+      "target_embedding": "e.weight",
+      "output": "e.weight",                    the same tensor as the target embedding: tied
+      "heads": 4,
+      "norm_first": true,
+      "activation": "relu",
+      "positions": "sinusoidal",               or "sinusoidal_halves", or "learned" with the two names below
+      "max_positions": 256,
+      "scale_embedding": true,
+      "pad_id": 0, "eos_id": 3, "decoder_start_id": 2,
+      "source_eos": true                       whether the source ends with the end token
+    }
+
+Optional: "output_bias", "source_positions", "target_positions", "layer_norm_eps", "decoding" (decoding defaults),
+"source_language", "target_language", "description". Widths and depths are read off the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor, nn
+
+from converters.base import Converter, Loaded
+from converters.checkpoint import fill, read_json, read_weights
+from converters.families.reference import limits_of, vocabulary_of
+from converters.families.sentencepiece_text import SentencePieceText
+from converters.modules.transformer import Transformer, TransformerConfig
+from converters.modules.transformer_graphs import TransformerSteps
+from serving.errors import UnsupportedCheckpoint
+from serving.manifest import DecodingDefaults
+
+FAMILY = "torch_transformer"
+
+
+class Parts(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    family: str
+    weights: str = "model.safetensors"
+    tokenizer: str = "spm.model"
+    transformer: str
+    source_embedding: str
+    target_embedding: str
+    output: str
+    output_bias: str | None = None
+    source_positions: str | None = None
+    target_positions: str | None = None
+    heads: int
+    norm_first: bool = False
+    activation: str = "relu"
+    positions: str = "sinusoidal"
+    max_positions: int
+    scale_embedding: bool = True
+    layer_norm_eps: float = 1e-5
+    pad_id: int
+    eos_id: int
+    decoder_start_id: int
+    source_eos: bool = True
+    decoding: dict[str, Any] = {}
+    source_language: str | None = None
+    target_language: str | None = None
+    description: str = ""
+
+
+class TorchTransformerConverter(Converter):
+    family = FAMILY
+
+    def __init__(self, source: Path, config: Path) -> None:
+        super().__init__(source)
+        self.config = config
+
+    def load(self) -> Loaded:
+        parts = _read_parts(self.config)
+        tensors = read_weights(self.source, (parts.weights,))
+        reasons = [
+            f"{self.config.name}: {name} is {tensor!r}, which the weights don't have"
+            for name, tensor in _named(parts).items()
+            if tensor not in tensors
+        ]
+        prefix = f"{parts.transformer}." if parts.transformer else ""
+        if not any(name.startswith(f"{prefix}encoder.layers.0.") for name in tensors):
+            reasons.append(f"{self.config.name}: there is no nn.Transformer at {parts.transformer!r}")
+        if reasons:
+            raise UnsupportedCheckpoint(str(self.source), reasons)
+
+        config = _config(parts, tensors, prefix)
+        if config.problems():
+            raise UnsupportedCheckpoint(str(self.source), config.problems())
+        model = Transformer(config)
+        fill(model, _mapped(parts, config, tensors, prefix), str(self.source))
+        model.eval()
+        text = SentencePieceText(self.source / parts.tokenizer, add_eos=parts.source_eos)
+        return Loaded(
+            model=TransformerSteps(model),
+            original=_Original(parts, config, tensors, prefix).eval(),
+            source_text=text,
+            target_text=text,
+            vocabulary=vocabulary_of(config),
+            limits=limits_of(config),
+            defaults=DecodingDefaults(**{"max_length": config.max_positions, **parts.decoding}),
+            source_languages=(parts.source_language,) if parts.source_language else (),
+            target_languages=(parts.target_language,) if parts.target_language else (),
+            description=parts.description,
+        )
+
+
+def _read_parts(path: Path) -> Parts:
+    try:
+        return Parts.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UnsupportedCheckpoint(
+            str(path),
+            [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()],
+        ) from error
+
+
+def _named(parts: Parts) -> dict[str, str]:
+    """The single tensors that the config names."""
+    fields = (
+        "source_embedding",
+        "target_embedding",
+        "output",
+        "output_bias",
+        "source_positions",
+        "target_positions",
+    )
+    return {field: name for field in fields if (name := getattr(parts, field)) is not None}
+
+
+def _depth(tensors: dict[str, Tensor], stack: str) -> int:
+    pattern = re.compile(re.escape(stack) + r"\.layers\.(\d+)\.")
+    return 1 + max((int(found[1]) for name in tensors if (found := pattern.match(name))), default=-1)
+
+
+def _config(parts: Parts, tensors: dict[str, Tensor], prefix: str) -> TransformerConfig:
+    source, target = tensors[parts.source_embedding], tensors[parts.target_embedding]
+    return TransformerConfig(
+        source_vocab_size=source.shape[0],
+        target_vocab_size=target.shape[0],
+        d_model=target.shape[1],
+        heads=parts.heads,
+        encoder_layers=_depth(tensors, f"{prefix}encoder"),
+        decoder_layers=_depth(tensors, f"{prefix}decoder"),
+        ffn=tensors[f"{prefix}encoder.layers.0.linear1.weight"].shape[0],
+        pad_id=parts.pad_id,
+        eos_id=parts.eos_id,
+        decoder_start_id=parts.decoder_start_id,
+        norm="pre" if parts.norm_first else "post",
+        final_norm=True,
+        positions=parts.positions,
+        max_positions=parts.max_positions,
+        activation=parts.activation,
+        scale_embedding=parts.scale_embedding,
+        share_embeddings=parts.source_embedding == parts.target_embedding,
+        tie_output=parts.output == parts.target_embedding,
+        output_bias=parts.output_bias is not None,
+        norm_eps=parts.layer_norm_eps,
+        dropout=0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Rename:
+    theirs: str
+    ours: str
+
+
+_ENCODER = (
+    _Rename("self_attn.in_proj_", "attention.qkv."),
+    _Rename("self_attn.out_proj.", "attention.output."),
+    _Rename("linear1.", "feed_forward.inner."),
+    _Rename("linear2.", "feed_forward.outer."),
+    _Rename("norm1.", "attention_norm."),
+    _Rename("norm2.", "feed_forward_norm."),
+)
+_DECODER = (
+    *_ENCODER[:5],
+    _Rename("multihead_attn.out_proj.", "cross_attention.output."),
+    _Rename("norm2.", "cross_attention_norm."),
+    _Rename("norm3.", "feed_forward_norm."),
+)
+
+
+def _mapped(parts: Parts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Their names -> ours. What has no place of ours keeps its name, so that `fill` reports it."""
+    mapped = {
+        "source_embedding.tokens.weight": tensors[parts.source_embedding],
+        "target_embedding.tokens.weight": tensors[parts.target_embedding],
+        "output.weight": tensors[parts.output],
+    }
+    if parts.output_bias:
+        mapped["output.bias"] = tensors[parts.output_bias]
+    for side, name in (("source", parts.source_positions), ("target", parts.target_positions)):
+        if name:
+            mapped[f"{side}_embedding.table"] = tensors[name][: config.max_positions]
+    named = set(_named(parts).values())
+    for name, tensor in tensors.items():
+        if name not in named:
+            mapped.update(_renamed(name.removeprefix(prefix), tensor, config.d_model))
+    return mapped
+
+
+def _renamed(name: str, tensor: Tensor, width: int) -> dict[str, Tensor]:
+    stack, _, rest = name.partition(".")
+    if stack in ("encoder", "decoder") and rest.startswith("norm."):
+        return {f"{stack}_{rest}": tensor}
+    number, _, part = rest.removeprefix("layers.").partition(".")
+    if part.startswith("multihead_attn.in_proj_"):
+        kind = part.removeprefix("multihead_attn.in_proj_")
+        ours = f"{stack}.{number}.cross_attention"
+        return {f"{ours}.query.{kind}": tensor[:width], f"{ours}.key_value.{kind}": tensor[width:]}
+    for rename in _DECODER if stack == "decoder" else _ENCODER:
+        if part.startswith(rename.theirs):
+            return {f"{stack}.{number}.{rename.ours}{part.removeprefix(rename.theirs)}": tensor}
+    return {name: tensor}
+
+
+class _Original(nn.Module):
+    """The user's model as PyTorch has it, for the comparison."""
+
+    def __init__(self, parts: Parts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(
+            config.d_model,
+            config.heads,
+            config.encoder_layers,
+            config.decoder_layers,
+            config.ffn,
+            dropout=0.0,
+            activation=getattr(nn.functional, config.activation),
+            layer_norm_eps=config.norm_eps,
+            batch_first=True,
+            norm_first=parts.norm_first,
+        )
+        fill(
+            self.transformer,
+            {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(prefix + "encoder.") or name.startswith(prefix + "decoder.")
+            },
+            "the nn.Transformer",
+        )
+        # Embedding and output are ours either way: nn.Transformer has none.
+        reference = Transformer(config)
+        fill(reference, _mapped(parts, config, tensors, prefix), "the embeddings")
+        self.source_embedding = reference.source_embedding
+        self.target_embedding = reference.target_embedding
+        self.output = reference.output
+
+    def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        hidden = self.transformer(
+            self.source_embedding(source, torch.arange(source.shape[1])),
+            self.target_embedding(target, torch.arange(target.shape[1])),
+            tgt_mask=causal,
+            src_key_padding_mask=~source_mask,
+            memory_key_padding_mask=~source_mask,
+        )
+        return self.output(hidden)  # type: ignore[no-any-return]

@@ -1,0 +1,28 @@
+"""Which converter reads a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.base import Converter
+from converters.checkpoint import read_json
+from converters.families import reference, torch_transformer
+from serving.errors import ConversionError
+
+
+def converter_for(source: Path, config: Path | None = None) -> Converter:
+    """By the family that the config names, or the model type of `config.json`."""
+    if not source.is_dir():
+        raise ConversionError(f"{source} is not a folder with a checkpoint")
+    content = read_json(config or source / "config.json")
+    kind = content.get("family") or content.get("model_type")
+    if kind == reference.MODEL_TYPE:
+        return reference.ReferenceConverter(source)
+    if kind == torch_transformer.FAMILY:
+        return torch_transformer.TorchTransformerConverter(source, config or source / "config.json")
+    if kind == "marian":
+        from converters.families.marian import MarianConverter  # only this one needs transformers
+
+        return MarianConverter(source)
+    known = ", ".join((reference.MODEL_TYPE, torch_transformer.FAMILY, "marian"))
+    raise ConversionError(f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}")
