@@ -1,0 +1,92 @@
+"""A small Marian-shaped model with random weights whose outputs vary and end by themselves, on both sides: as Hugging
+Face runs it, and exported for our engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import MarianConfig, MarianMTModel
+
+from converters.export import export_graphs
+from converters.families.marian import map_weights, transformer_config
+from converters.modules.graphs import SearchConstants
+from converters.modules.transformer import Transformer
+from converters.modules.transformer_graphs import TransformerSteps
+from serving.manifest import DecodingDefaults, Limits, Manifest, Tokenizers, Vocabulary
+
+PAD, EOS, SECOND_EOS, BAD = 59, 0, 1, 7
+VOCABULARY = 60
+MAX_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class MarianShape:
+    original: MarianMTModel
+    folder: Path
+    manifest: Manifest
+    renormalise: bool
+
+
+def make_original(seed: int = 0) -> MarianMTModel:
+    torch.manual_seed(seed)
+    config = MarianConfig(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        activation_function="swish",
+        max_position_embeddings=MAX_LENGTH,
+        scale_embedding=True,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+        tie_word_embeddings=False,  # tied ones repeat themselves
+    )
+    model = MarianMTModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed_positions" not in name:
+                parameter.normal_(std=0.4 if "lm_head" in name else 0.2 if "embed" in name else 0.1)
+        model.final_logits_bias[0, EOS] = 2.8  # so that sentences end after a while
+        model.final_logits_bias[0, SECOND_EOS] = 1.5
+        model.final_logits_bias[0, PAD] = -4
+    model.generation_config.bad_words_ids = None
+    model.generation_config.max_length = MAX_LENGTH
+    return model
+
+
+def export(original: MarianMTModel, folder: Path, *, eos_ids: tuple[int, ...], renormalise: bool) -> MarianShape:
+    content = original.config.to_dict()
+    tensors = {name: tensor.detach() for name, tensor in original.state_dict().items()}
+    bias = tensors.pop("final_logits_bias")[0]
+    config = transformer_config(content, tensors, output_bias=True)
+    model = Transformer(config).eval()
+    model.load_state_dict(map_weights(tensors, config, bias))
+    steps = TransformerSteps(model)
+    forbidden = (BAD,) if renormalise else ()
+    constants = SearchConstants(eos_ids, max(2, 1 + len(eos_ids)), renormalise, forbidden)
+    files = export_graphs(steps, constants, folder, lambda step: None)
+    manifest = Manifest(
+        name="marian-shape",
+        version=1,
+        family="marian",
+        graphs=files.graphs,
+        weights=files.weights,
+        tokenizers=Tokenizers(source="none", target="none"),
+        state=tuple(steps.state_tensors()),
+        vocabulary=Vocabulary(
+            source_size=VOCABULARY, target_size=VOCABULARY, pad_id=PAD, eos_ids=eos_ids, decoder_start_id=PAD
+        ),
+        limits=Limits(max_source_length=MAX_LENGTH, max_target_length=MAX_LENGTH, max_beam_size=8),
+        defaults=DecodingDefaults(beam_size=4, max_length=MAX_LENGTH),
+        forbidden_in_graph=forbidden,
+    )
+    (folder / "manifest.json").write_text(manifest.to_json())
+    return MarianShape(original, folder, manifest, renormalise)
