@@ -1,0 +1,66 @@
+"""Flat host buffers, viewed at the current shape.
+
+Attention reads the whole cache axis, so its length must follow what is alive, not the limit. A buffer is
+reserved once for the largest shape; at a smaller one the rows lie closer together in it. Memory that was never
+touched costs nothing: the zeros of `numpy.zeros` are the operating system's until they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.backends.base import Shape
+from serving.manifest import StateTensor
+
+_ALIGNMENT = 64  # bytes; what vector instructions like
+
+
+def sizes(tensor: StateTensor, rows: int, shape: Shape) -> tuple[int, ...]:
+    axes = {"B": rows, "K": shape.beams, "C": shape.cache, "S": shape.source}
+    return tuple(axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape)
+
+
+class Arena:
+    """One state tensor of all slots."""
+
+    def __init__(self, tensor: StateTensor, slots: int, largest: Shape, fill: float = 0) -> None:
+        self.tensor = tensor
+        self.slots = slots
+        self.fill = fill
+        dtype = np.dtype(tensor.dtype)
+        count = math.prod(sizes(tensor, slots, largest))
+        raw = np.zeros(count * dtype.itemsize + _ALIGNMENT, np.uint8)
+        offset = -raw.ctypes.data % _ALIGNMENT
+        self.flat: NDArray[Any] = raw[offset : offset + count * dtype.itemsize].view(dtype)
+        self.view = self._at(largest)  # [slots, ...]
+
+    def _at(self, shape: Shape) -> NDArray[Any]:
+        dimensions = sizes(self.tensor, self.slots, shape)
+        return self.flat[: math.prod(dimensions)].reshape(dimensions)
+
+    @property
+    def address(self) -> int:
+        return int(self.flat.ctypes.data)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.flat.nbytes)
+
+    def resize(self, shape: Shape, rows: int) -> bool:
+        """Lays the first `rows` rows out for another shape; what they did not have before is filled."""
+        new = self._at(shape)
+        if new.shape == self.view.shape:
+            return False
+        common = tuple(slice(0, min(a, b)) for a, b in zip(self.view.shape[1:], new.shape[1:], strict=True))
+        kept = self.view[(slice(0, rows), *common)].copy()  # old and new overlap
+        new[:rows] = self.fill
+        new[(slice(0, rows), *common)] = kept
+        self.view = new
+        return rows > 0
+
+    def clear(self, slot: int) -> None:
+        self.view[slot] = self.fill

@@ -1,0 +1,236 @@
+"""ONNX Runtime on the CPU.
+
+Every arena is bound once per shape, by address; a cache is bound as input and output at the same address, so that
+appending to it is in place. After a run only the small search tensors are carried over to the next step's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from serving.backends.arena import Arena, sizes
+from serving.backends.base import DEAD, Floats, Ints, Scored, Shape, Start, StepInputs, StepOutputs
+from serving.backends.in_place import refuse_copies
+from serving.errors import ModelError
+from serving.manifest import Manifest, StateKind, StateTensor
+
+# The search's own tensors: they live in slots as the model's do.
+_CARRIED = (
+    StateTensor(name="tokens", kind=StateKind.RECURRENT, dtype="int64", shape=("B", "K")),
+    StateTensor(name="positions", kind=StateKind.RECURRENT, dtype="int64", shape=("B",)),
+    StateTensor(name="write_index", kind=StateKind.RECURRENT, dtype="int64", shape=("B",)),
+    StateTensor(name="scores", kind=StateKind.RECURRENT, dtype="float32", shape=("B", "K")),
+    StateTensor(name="ancestry", kind=StateKind.RECURRENT, dtype="bool", shape=("B", "K", "C")),
+)
+_FIXED = (
+    StateTensor(name="width", kind=StateKind.MEMORY, dtype="int64", shape=("B",)),
+    StateTensor(name="independent", kind=StateKind.MEMORY, dtype="bool", shape=("B",)),
+)
+_EDITS = ("edit_index", "edit_scale", "edit_add")
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Rows of one encoder run; a request is one row of it, `length` positions long."""
+
+    tensors: dict[str, NDArray[Any]]
+    row: int
+    length: int
+
+
+class OnnxRuntimeBackend:
+    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        self.manifest = manifest
+        self._folder = folder
+        self._threads = threads
+        self._encoder = self._open(manifest.graphs.encoder.file)
+        self._step = self._open(manifest.graphs.step.file)
+        self._score: ort.InferenceSession | None = None  # on first use
+        self._arenas: dict[str, Arena] = {}
+        self._shape = Shape(0, 0, 0, 0)
+        self._carried = (*_CARRIED, *manifest.tensors(StateKind.RECURRENT))
+        self._caches = manifest.tensors(StateKind.CACHE)
+        self._memory = manifest.tensors(StateKind.MEMORY)
+        self._outputs: dict[str, NDArray[Any]] = {}
+        self._binding: ort.IOBinding | None = None
+
+    def _open(self, file: str) -> ort.InferenceSession:
+        return _session(self._folder / file, self._threads)
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def allocate(self, slots: int, largest: Shape) -> int:
+        for tensor in (*self._carried, *_FIXED, *self._memory, *self._caches):
+            fill = float(DEAD) if tensor.name == "scores" else 0
+            self._arenas[tensor.name] = Arena(tensor, slots, largest, fill)
+        self._verify_in_place()
+        return sum(arena.nbytes for arena in self._arenas.values())
+
+    def resize(self, shape: Shape, rows: int) -> bool:
+        if shape == self._shape:
+            return False
+        relaid = [arena.resize(shape, rows) for arena in self._arenas.values()]
+        self._shape = shape
+        self._binding = None
+        return any(relaid)
+
+    def place(self, slot: int, memory: _Memory, start: Start) -> None:
+        for arena in self._arenas.values():
+            if arena.tensor.kind is not StateKind.CACHE:  # a cache's old entries are masked, and finite
+                arena.clear(slot)
+        self._arenas["tokens"].view[slot] = start.token
+        self._arenas["scores"].view[slot, 0] = 0
+        self._arenas["width"].view[slot] = start.width
+        self._arenas["independent"].view[slot] = start.independent
+        for tensor in self._memory:
+            source = memory.tensors[tensor.name][memory.row]
+            target = self._arenas[tensor.name].view[slot]
+            if "S" in tensor.shape:
+                cut = tuple(slice(0, memory.length) if axis == "S" else slice(None) for axis in tensor.shape[1:])
+                target[cut] = source[cut]
+            else:
+                target[...] = source
+
+    def move(self, source: int, target: int) -> None:
+        for arena in self._arenas.values():
+            arena.view[target] = arena.view[source]
+
+    def compact(self, slot: int, keep: Sequence[int]) -> None:
+        index = np.asarray(keep, np.int64)
+        for tensor in self._caches:
+            row = self._arenas[tensor.name].view[slot]  # [H, C, D]
+            row[:, : len(index)] = row[:, index]
+        ancestry = self._arenas["ancestry"].view[slot]  # [K, C]
+        kept = ancestry[:, index]
+        ancestry[...] = False
+        ancestry[:, : len(index)] = kept
+        self._arenas["write_index"].view[slot] = len(index)
+
+    def zero(self, slot: int) -> None:
+        for arena in self._arenas.values():
+            arena.clear(slot)
+
+    # -- graphs ------------------------------------------------------------------------------------------------
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> list[_Memory]:
+        padded, mask = _pad(sources, self.manifest.vocabulary.pad_id)
+        names = [output.name for output in self._encoder.get_outputs()]
+        values = self._encoder.run(names, {"source": padded, "source_mask": mask})
+        tensors = dict(zip(names, values, strict=True))
+        tensors["source_mask"] = mask
+        return [_Memory(tensors, row, len(source)) for row, source in enumerate(sources)]
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        binding = self._binding or self._bind()
+        _bind_input(binding, "forced", inputs.forced)
+        for name in _EDITS:
+            _bind_input(binding, name, getattr(inputs, name))
+        self._step.run_with_iobinding(binding)
+        rows = self._shape.batch
+        for tensor in self._carried:
+            self._arenas[tensor.name].view[:rows] = self._outputs[tensor.output]
+        out = self._outputs
+        return StepOutputs(
+            tokens=out["next_tokens"],
+            parents=out["parents"],
+            scores=out["next_scores"],
+            candidate_scores=out["candidate_scores"],
+            candidate_tokens=out["candidate_tokens"],
+            candidate_parents=out["candidate_parents"],
+        )
+
+    def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
+        if self._score is None:
+            self._score = self._open(self.manifest.graphs.score.file)
+        padded, mask = _pad([source], self.manifest.vocabulary.pad_id)
+        feeds = {
+            "source": padded,
+            "source_mask": mask,
+            "target": np.asarray([[start_token, *target[:-1]]], np.int64),
+            "labels": np.asarray([target], np.int64),
+        }
+        log_probs, attention = self._score.run(["token_log_probs", "attention"], feeds)
+        return Scored(log_probs[0], attention[0])
+
+    def _bind(self) -> ort.IOBinding:
+        """Binds every arena at the current shape, and fresh buffers for what a step returns."""
+        shape = self._shape
+        binding = self._step.io_binding()
+        for name, arena in self._arenas.items():
+            _bind_input(binding, name, arena.view[: shape.batch])
+        for tensor in self._caches:
+            _bind_output(binding, tensor.output, self._arenas[tensor.name].view[: shape.batch])
+        candidates = (shape.batch, shape.beams * self.manifest.candidates_per_beam)
+        beams = (shape.batch, shape.beams)
+        self._outputs = {
+            tensor.output: np.empty(sizes(tensor, shape.batch, shape), tensor.dtype) for tensor in self._carried
+        }
+        self._outputs |= {
+            "parents": np.empty(beams, np.int64),
+            "candidate_scores": np.empty(candidates, np.float32),
+            "candidate_tokens": np.empty(candidates, np.int64),
+            "candidate_parents": np.empty(candidates, np.int64),
+        }
+        for name, array in self._outputs.items():
+            _bind_output(binding, name, array)
+        self._binding = binding
+        return binding
+
+    def _verify_in_place(self) -> None:
+        """One run on wiped slots: the runtime says so when it has to copy a cache, and then we refuse to serve."""
+        shape = Shape(1, 1, 8, 8)
+        self.resize(shape, 0)
+        self.zero(0)
+        if "source_mask" in self._arenas:
+            self._arenas["source_mask"].view[0, 0] = True
+        none: Floats = np.zeros((1, 1, 0), np.float32)
+        inputs = StepInputs(np.full(1, -1, np.int64), np.zeros((1, 1, 0), np.int64), none, none)
+        refuse_copies(lambda: self.run(inputs))
+        for tensor in self._caches:
+            bound = self._arenas[tensor.name]
+            if not bound.view[0, :, 0].any():
+                raise ModelError(f"the step graph does not write {tensor.name} where it was bound")
+        self.zero(0)
+
+
+def _session(path: Path, threads: int) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 2
+    # Shapes change from step to step: a plan of memory per shape would only grow.
+    options.enable_mem_pattern = False
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
+
+
+def _pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """[rows, longest] ids, and a mask that is true where there is one."""
+    longest = max(map(len, sources))
+    ids = np.full((len(sources), longest), pad_id, np.int64)
+    mask = np.zeros((len(sources), longest), np.bool_)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+        mask[row, : len(source)] = True
+    return ids, mask
+
+
+def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    bind(name, "cpu", 0, array.dtype.type, list(array.shape), array.ctypes.data)
+
+
+def _bind_input(binding: ort.IOBinding, name: str, array: NDArray[Any]) -> None:
+    _bind(binding.bind_input, name, array)
+
+
+def _bind_output(binding: ort.IOBinding, name: str, array: NDArray[Any]) -> None:
+    _bind(binding.bind_output, name, array)
