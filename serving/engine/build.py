@@ -1,0 +1,75 @@
+"""From a model version on disk to an engine that is warm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.backends.fake import FakeBackend, fake_manifest
+from serving.engine.core import Engine
+from serving.engine.plan import Plan
+from serving.engine.request import DecodingOptions, Request
+from serving.engine.stats import StepStats
+from serving.errors import ModelError
+from serving.manifest import Manifest
+
+Observe = Callable[[StepStats], None]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    threads: int = 0  # 0: as many as there are cores
+    slots: int = 32
+    max_queue: int = 1024
+    warm_up: bool = True
+
+
+@dataclass(frozen=True)
+class FakeSettings:
+    step_seconds: float = 0.0
+    slots: int = 8
+    max_queue: int = 1024
+
+
+def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine:
+    from serving.backends.onnxruntime import OnnxRuntimeBackend
+
+    backend = OnnxRuntimeBackend(folder, manifest, settings.threads)
+    engine = Engine(
+        manifest,
+        backend,
+        Plan.of(manifest, settings.slots),
+        max_queue=settings.max_queue,
+        observe=lambda stats: None,
+    )
+    if settings.warm_up:
+        _warm_up(engine)
+    engine.observe = observe  # nobody wants to see the warm-up in the metrics
+    return engine
+
+
+def fake_engine(settings: FakeSettings, observe: Observe) -> Engine:
+    manifest = fake_manifest()
+    backend = FakeBackend(manifest, settings.step_seconds)
+    return Engine(manifest, backend, Plan.of(manifest, settings.slots), max_queue=settings.max_queue, observe=observe)
+
+
+def _warm_up(engine: Engine) -> None:
+    """Decodes a little, narrow and wide, alone and with all slots full, so that the first user doesn't wait for it; and
+    shows that the model answers at all."""
+    manifest = engine.manifest
+    source = (manifest.vocabulary.eos_ids[0],) * min(16, manifest.limits.max_source_length)
+    for beams in sorted({1, manifest.defaults.beam_size}):
+        for count in sorted({1, engine.plan.slots}):
+            answers: list[object] = []
+            options = DecodingOptions(beam_size=beams, num_hypotheses=1, max_length=4)
+            for _ in range(count):
+                engine.submit(Request(source, options, answers.append))
+            while engine.busy:
+                engine.step()
+            failed = [answer for answer in answers if isinstance(answer, Exception)]
+            if failed:
+                raise ModelError(
+                    f"{manifest.name} version {manifest.version} does not answer: {failed[0]}"
+                ) from failed[0]

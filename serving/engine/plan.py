@@ -1,0 +1,62 @@
+"""What one model may use of the machine: slots, and the lengths that its arenas take.
+
+Lengths come in buckets, so that few shapes occur and rows are rarely laid out anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from serving.backends.base import Shape
+from serving.manifest import Manifest
+
+_SMALLEST = 32
+
+
+def buckets(limit: int) -> tuple[int, ...]:
+    """32, 48, 64, 96, 128, ... and the limit itself: each at most half as long again as the one before."""
+    sizes = []
+    size = _SMALLEST
+    while size < limit:
+        sizes.append(size)
+        if size * 3 // 2 < limit:
+            sizes.append(size * 3 // 2)
+        size *= 2
+    return (*sizes, limit)
+
+
+@dataclass(frozen=True)
+class Plan:
+    slots: int
+    max_beams: int
+    cache_buckets: tuple[int, ...]
+    source_buckets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest, slots: int) -> Plan:
+        limits = manifest.limits
+        # The worst case: no two beams share anything. A step writes all K entries before it knows which of them matter.
+        entries = limits.max_beam_size * (limits.max_target_length + 1)
+        return cls(slots, limits.max_beam_size, buckets(entries), buckets(limits.max_source_length))
+
+    @property
+    def largest(self) -> Shape:
+        return Shape(self.slots, self.max_beams, self.cache_buckets[-1], self.source_buckets[-1])
+
+    def cache_bucket(self, entries: int) -> int:
+        return self.cache_buckets[bisect_left(self.cache_buckets, entries)]
+
+    def source_bucket(self, length: int) -> int:
+        return self.source_buckets[bisect_left(self.source_buckets, length)]
+
+    def describe(self, reserved_bytes: int) -> list[str]:
+        return [
+            f"{self.slots} slots, up to {self.max_beams} beams each",
+            f"cache lengths {_list(self.cache_buckets)}; source lengths {_list(self.source_buckets)}",
+            f"at most {reserved_bytes / 2**20:,.0f} MiB of caches; what is never touched is never used",
+        ]
+
+
+def _list(sizes: tuple[int, ...]) -> str:
+    return " ".join(map(str, sizes))

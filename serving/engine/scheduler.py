@@ -1,0 +1,111 @@
+"""Who waits, who runs, and in which slot. It knows no tensors and no model; time is what it is told.
+
+Invariants: active requests occupy slots 0..n-1 without a gap; a request is in exactly one place (waiting, active, or
+gone); whoever waits longest is admitted first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+
+class Schedulable(Protocol):
+    @property
+    def id(self) -> Hashable: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+
+R = TypeVar("R", bound=Schedulable)
+
+
+class Reason(Enum):
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Generic[R]):
+    """A request that will not go on. `slot` is where it ran, and must be released; None if it was still waiting."""
+
+    request: R
+    reason: Reason
+    slot: int | None
+
+
+class Scheduler(Generic[R]):
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._waiting: OrderedDict[Hashable, R] = OrderedDict()
+        self._active: list[R] = []
+        self._cancelled: set[Hashable] = set()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> list[R]:
+        """The running requests, by slot."""
+        return self._active
+
+    def submit(self, request: R) -> None:
+        self._waiting[request.id] = request
+
+    def cancel(self, request_id: Hashable) -> None:
+        """Takes effect at the next `sweep`; unknown and finished requests are ignored."""
+        if request_id in self._waiting or any(request.id == request_id for request in self._active):
+            self._cancelled.add(request_id)
+
+    def sweep(self, now: float) -> list[Dropped[R]]:
+        """Everybody who was cancelled or is past the deadline. The waiting ones are gone; the active ones are returned
+        from the highest slot down, so that releasing them in this order never moves one of them."""
+        dropped = []
+        for request in list(self._waiting.values()):
+            if (reason := self._reason_to_drop(request, now)) is not None:
+                del self._waiting[request.id]
+                dropped.append(Dropped(request, reason, None))
+        for slot in reversed(range(len(self._active))):
+            request = self._active[slot]
+            if (reason := self._reason_to_drop(request, now)) is not None:
+                dropped.append(Dropped(request, reason, slot))
+        self._cancelled.clear()
+        return dropped
+
+    def _reason_to_drop(self, request: R, now: float) -> Reason | None:
+        if request.id in self._cancelled:
+            return Reason.CANCELLED
+        if request.deadline is not None and now >= request.deadline:
+            return Reason.DEADLINE
+        return None
+
+    def next_in_line(self, fits: Callable[[R], bool] = lambda request: True) -> list[R]:
+        """Takes those for whom there is a free slot, longest waiting first, up to the first one that does not fit. Each
+        must then be given to `start`, or it is gone."""
+        taken: list[R] = []
+        while self._waiting and len(self._active) + len(taken) < self.slots:
+            if not fits(next(iter(self._waiting.values()))):
+                break
+            taken.append(self._waiting.popitem(last=False)[1])
+        return taken
+
+    def start(self, request: R) -> int:
+        """The slot in which it runs from now on."""
+        if len(self._active) >= self.slots:
+            raise ValueError("no slot is free")
+        self._active.append(request)
+        return len(self._active) - 1
+
+    def release(self, slot: int) -> int | None:
+        """Frees a slot. The last active slot moves into it, and is returned, unless it was the last one itself."""
+        last = len(self._active) - 1
+        moved = self._active.pop()
+        if slot == last:
+            return None
+        self._active[slot] = moved
+        return last

@@ -1,0 +1,215 @@
+"""The host's half of the search, for one request: what has finished, and when to stop.
+
+The device proposes (candidates) and goes on (beams); this follows, keeps the tree of what was produced, collects
+finished hypotheses, and decides when nothing better can come. Exactly as Hugging Face `generate` does, greedy and beam.
+
+Depth t of the tree holds the tokens that are the input of step t; depth 0 is the start token. A sequence that ends
+with a candidate of step t has t + 2 tokens, the start token included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from serving.engine.request import DecodingOptions, FinishReason, Hypothesis
+
+_IMPOSSIBLE = -5e8  # half of what a dead beam carries: nothing real is ever below
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One request's row of a step's outputs, as plain lists."""
+
+    tokens: Sequence[int]  # [width]
+    parents: Sequence[int]
+    scores: Sequence[float]
+    candidate_scores: Sequence[float]  # [candidates_per_beam * width], best first
+    candidate_tokens: Sequence[int]
+    candidate_parents: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A finished hypothesis: a beam of some depth, and the candidate that ended it."""
+
+    score: float  # normalised by length
+    depth: int
+    beam: int
+    token: int | None  # None: it was cut off without another token
+    total: float  # not normalised
+    reason: FinishReason
+
+
+class Search:
+    def __init__(self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int]) -> None:
+        self.options = options
+        self.width = options.beam_size
+        self.done = False
+        self._eos_ids = frozenset(eos_ids)
+        self._prompt_length = 1 + len(options.prefix)
+        self._endings: list[_Ending] = []  # best first, at most `width`
+        # The tree, by depth: the token of each beam, its parent one depth up, its score.
+        self._tokens = [[start_token] * self.width]
+        self._parents = [list(range(self.width))]
+        self._scores = [[0.0] + [2 * _IMPOSSIBLE] * (self.width - 1)]
+        # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
+        self._entries: list[list[int]] = []
+        self._used = 0
+
+    # -- what the next step needs --------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """The number of the next step."""
+        return len(self._tokens) - 1
+
+    @property
+    def used_entries(self) -> int:
+        return self._used
+
+    @property
+    def generated(self) -> int:
+        return max(0, len(self._tokens) - self._prompt_length)
+
+    def forced_token(self) -> int | None:
+        """The word that the next step must produce."""
+        if self.depth < len(self.options.prefix):
+            return self.options.prefix[self.depth]
+        if self.depth == 0:
+            return self.options.forced_bos_id
+        return None
+
+    def sequences(self) -> list[list[int]]:
+        """The tokens of every beam so far, start token first."""
+        return [self._path(self.depth, beam) for beam in range(self.width)]
+
+    # -- following the device ------------------------------------------------------------------------------------
+
+    def advance(self, step: StepView) -> None:
+        """Takes in what the step of this depth produced."""
+        if self._must_end_now():
+            return self._end_with_forced_eos()
+        forced = self.forced_token() is not None
+        step_depth = self.depth
+        self._entries.append(list(range(self._used, self._used + self.width)))
+        self._used += self.width
+        if not forced:
+            self._collect(step, step_depth)
+        self._tokens.append(list(step.tokens))
+        self._parents.append(list(step.parents))
+        self._scores.append(list(step.scores))
+        if not self.done and self._must_end_now():
+            self._end_with_forced_eos()
+        elif not self.done and step_depth + 2 >= self.options.max_length:
+            self._cut_off(FinishReason.LENGTH)  # only a forced word can get here
+
+    def _collect(self, step: StepView, depth: int) -> None:
+        at_limit = depth + 2 >= self.options.max_length
+        length = depth + 2 - self._prompt_length
+        new = []
+        for rank in range(self.width):
+            token = step.candidate_tokens[rank]
+            ends = token in self._eos_ids
+            total = step.candidate_scores[rank]
+            if (ends or at_limit) and total > _IMPOSSIBLE:
+                reason = FinishReason.EOS if ends else FinishReason.LENGTH
+                parent = step.candidate_parents[rank]
+                new.append(_Ending(self._normalise(total, length), depth, parent, token, total, reason))
+        self._keep_best(new)
+        self.done = at_limit or self._nothing_better(step.scores[0], length)
+
+    def _nothing_better(self, best_score: float, length: int) -> bool:
+        options = self.options
+        if len(self._endings) < self.width:
+            return best_score <= _IMPOSSIBLE
+        if self.width == 1 or options.early_stopping is True:
+            return True
+        if options.early_stopping == "never" and options.length_penalty > 0:
+            length = options.max_length - self._prompt_length
+        return self._normalise(best_score, length) <= self._endings[-1].score
+
+    def _must_end_now(self) -> bool:
+        """Whether the next token is the last, and can only be the end token: then there is nothing left to compute."""
+        return self.options.forced_eos_id is not None and self.depth + 2 >= self.options.max_length
+
+    def _end_with_forced_eos(self) -> None:
+        self._end_beams(self.options.forced_eos_id, FinishReason.LENGTH)
+
+    def _cut_off(self, reason: FinishReason) -> None:
+        self._end_beams(None, reason)
+
+    def _end_beams(self, token: int | None, reason: FinishReason) -> None:
+        """Ends the living beams as they are, with a token that costs nothing, or with none."""
+        depth = self.depth
+        length = max(1, depth + (1 if token is None else 2) - self._prompt_length)
+        self._keep_best(
+            [
+                _Ending(self._normalise(total, length), depth, beam, token, total, reason)
+                for beam, total in enumerate(self._scores[depth])
+                if total > _IMPOSSIBLE
+            ]
+        )
+        self.done = True
+
+    def stop(self) -> None:
+        """Time is over. A complete hypothesis is better than half a one, so the living beams only fill up."""
+        finished, self._endings = self._endings, []
+        self._cut_off(FinishReason.TIME_LIMIT)
+        self._endings = (finished + self._endings)[: self.width]
+
+    def _normalise(self, total: float, length: int) -> float:
+        return float(total / length**self.options.length_penalty)
+
+    def _keep_best(self, new: list[_Ending]) -> None:
+        merged = sorted(self._endings + new, key=lambda ending: -ending.score)  # stable: the older one wins a tie
+        self._endings = merged[: self.width]
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+
+    def live_entries(self) -> list[int]:
+        """The cache entries of the living beams' ancestors, in order."""
+        kept: list[int] = []
+        alive = {
+            parent for parent, score in zip(self._parents[-1], self._scores[-1], strict=True) if score > _IMPOSSIBLE
+        }
+        for depth in reversed(range(len(self._entries))):
+            kept.extend(self._entries[depth][beam] for beam in alive)
+            alive = {self._parents[depth][beam] for beam in alive}
+        return sorted(kept)
+
+    def compacted(self, kept: Sequence[int]) -> None:
+        """The cache now holds only these entries, in this order."""
+        place = {entry: index for index, entry in enumerate(kept)}
+        self._entries = [[place.get(entry, -1) for entry in entries] for entries in self._entries]
+        self._used = len(kept)
+
+    def _path(self, depth: int, beam: int) -> list[int]:
+        tokens = []
+        for level in range(depth, -1, -1):
+            tokens.append(self._tokens[level][beam])
+            beam = self._parents[level][beam]
+        return tokens[::-1]
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """The best ones, without start token and prefix."""
+        return tuple(self._hypothesis(ending) for ending in self._endings[: self.options.num_hypotheses])
+
+    def _hypothesis(self, ending: _Ending) -> Hypothesis:
+        totals = [] if ending.token is None else [ending.total]
+        beam = ending.beam
+        for level in range(ending.depth, -1, -1):
+            totals.append(self._scores[level][beam])
+            beam = self._parents[level][beam]
+        totals.reverse()
+        tokens = self._path(ending.depth, ending.beam) + ([] if ending.token is None else [ending.token])
+        log_probs = [after - before for before, after in pairwise(totals)]
+        return Hypothesis(
+            tokens=tuple(tokens[self._prompt_length :]),
+            token_log_probs=tuple(log_probs[self._prompt_length - 1 :]),
+            score=ending.score,
+            finish_reason=ending.reason,
+        )

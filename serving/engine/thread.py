@@ -1,0 +1,60 @@
+"""One thread that drives all engines of a device, a step each in turn, and sleeps while none has work."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from serving.engine.core import Engine
+from serving.errors import ComputeError, ShuttingDown
+
+log = logging.getLogger(__name__)
+
+
+class EngineThread:
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+        self._wake = threading.Event()
+        self._idle = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        for engine in self.engines:
+            engine.wake = self._wake.set
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Refuses new work and finishes what is here; true if all of it was finished in time."""
+        for engine in self.engines:
+            engine.drain()
+        self._idle.clear()
+        self._wake.set()
+        return self._idle.wait(timeout) if self._thread.is_alive() else True
+
+    def stop(self) -> None:
+        """Ends the thread after its current step; whoever is still here gets an error."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.clear()
+            busy = [engine for engine in self.engines if engine.busy]
+            if not busy:
+                self._idle.set()
+                self._wake.wait()
+                continue
+            for engine in busy:
+                try:
+                    engine.step()
+                except Exception:
+                    # Not a request's fault, so all of them get an answer; the next ones may fare better.
+                    log.exception("a step of %s's engine failed", engine.manifest.name)
+                    engine.fail_everything(ComputeError("the engine failed"))
+        for engine in self.engines:
+            engine.drain()
+            engine.fail_everything(ShuttingDown("the server was stopped"))
