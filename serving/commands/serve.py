@@ -1,0 +1,121 @@
+"""`beamline serve`: a model repository behind gRPC."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from serving.config import ServeConfig
+from serving.errors import BeamlineError
+from serving.server import Server
+
+HELP = "serve the models of a repository over gRPC"
+
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    config = ServeConfig()
+    parser.add_argument("--repo", type=Path, metavar="DIR", help="the model repository")
+    parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
+    parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
+    parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
+    parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of the engine (default: every core)")
+    parser.add_argument(
+        "--max-slots",
+        type=positive,
+        default=config.max_slots,
+        metavar="N",
+        help="decoded at once (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=positive,
+        default=config.max_queue,
+        metavar="N",
+        help="waiting at most (%(default)s)",
+    )
+    parser.add_argument("--default-model", metavar="M", help="for calls that name none")
+    parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
+    parser.add_argument(
+        "--drain-seconds", type=duration, metavar="S", help="give up on running calls then (default: never)"
+    )
+    parser.add_argument("--fake", action="store_true", help="serve an echo with an exact delay, for load tests")
+    parser.add_argument("--fake-step-ms", type=duration, default=0.0, metavar="X", help="(%(default)s)")
+    parser.add_argument("--fake-slots", type=positive, default=config.fake_slots, metavar="N", help="(%(default)s)")
+
+
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is no port: 0 to 65535")
+    return value
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is too small: at least 1")
+    return value
+
+
+def duration(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no duration")
+    return value
+
+
+def config_of(args: argparse.Namespace) -> ServeConfig:
+    if args.repo is None and not args.fake:
+        raise BeamlineError("there is nothing to serve: give --repo DIR (or --fake)")
+    return ServeConfig(
+        repository=args.repo,
+        fake=args.fake,
+        host=args.host,
+        grpc_port=args.grpc_port,
+        metrics_port=args.metrics_port,
+        default_model=args.default_model,
+        all_versions=args.all_versions,
+        drain_seconds=args.drain_seconds,
+        threads=args.threads,
+        max_slots=args.max_slots,
+        max_queue=args.max_queue,
+        fake_step_seconds=args.fake_step_ms / 1000,
+        fake_slots=args.fake_slots,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_of(args)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: ServeConfig) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, number, stop)
+    server = Server(config)
+    await server.start()
+    # One line for programs; everything else goes to standard error.
+    print(f"ready grpc={server.grpc_address} http={server.http_address}", flush=True)
+    await stop.wait()
+    log.info("draining: no new calls, finishing those that run (again to stop at once)")
+    drained = await server.drain()
+    await server.stop()
+    if not drained:
+        log.error("stopped with calls unfinished after %s seconds", config.drain_seconds)
+    return 0 if drained else 1
+
+
+def _on_signal(number: int, stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(128 + number)
+    stop.set()

@@ -1,0 +1,39 @@
+"""How a server is set up: one frozen record, made by the command line or by a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What one call may ask for, whatever the model."""
+
+    max_inputs: int = 1024
+    max_text_bytes: int = MIB
+    max_sequences: int = 16384  # texts, or parts of them, of one call: a megabyte of ordinary sentences
+    # Of one call at once in the engine: enough to fill the slots, too few for one caller to own the queue.
+    max_in_flight: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    repository: Path | None = None  # None only with `fake`
+    fake: bool = False
+    host: str = "127.0.0.1"
+    grpc_port: int = 8001  # 0: any free port
+    metrics_port: int = 8002
+    default_model: str | None = None  # what an empty model name means
+    all_versions: bool = False  # not only the newest of each model
+    # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
+    max_message_bytes: int = 16 * MIB
+    drain_seconds: float | None = None  # None: as long as it takes
+    threads: int = 0  # of the engine; 0: as many as there are cores
+    max_slots: int = 32  # requests that are decoded at once
+    max_queue: int = 1024  # requests that wait behind them
+    fake_step_seconds: float = 0.0
+    fake_slots: int = 8
+    text: TextLimits = field(default_factory=TextLimits)

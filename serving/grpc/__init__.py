@@ -1,0 +1,1 @@
+"""The gRPC door: `beamline.v1`, health and reflection."""

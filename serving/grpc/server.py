@@ -1,0 +1,56 @@
+"""The gRPC server: built, bound, started, drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from protos import beamline_pb2_grpc
+from serving.errors import BeamlineError
+from serving.grpc.health import INFERENCE, Health
+from serving.grpc.interceptors import StatusInterceptor
+from serving.grpc.servicer import InferenceServicer
+from serving.lifecycle import Lifecycle
+from serving.metrics import Metrics
+from serving.registry import Models
+
+_STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
+
+
+class GrpcServer:
+    """Bound at construction, so that a port in use is known before any model is loaded; a client that
+    connects early waits until `start`."""
+
+    def __init__(self, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
+        self._server: Any = grpc.aio.server(
+            interceptors=[StatusInterceptor(metrics)],
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+            ],
+        )
+        self._health = Health()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
+
+    async def start(self, models: Models, lifecycle: Lifecycle) -> None:
+        servicer = InferenceServicer(models, lifecycle)
+        beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
+        self._health.add_to(self._server)
+        reflection.enable_server_reflection((INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        await self._health.set_serving(True)
+        await self._server.start()
+
+    async def refuse(self) -> None:
+        """Says to those who ask for its health that new calls should go elsewhere."""
+        await self._health.set_serving(False)
+
+    async def stop(self) -> None:
+        await self._server.stop(_STOP_GRACE_SECONDS)

@@ -1,0 +1,48 @@
+"""Is the server loading, ready or draining, and how many calls are inside: one answer for all doors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from serving.errors import ShuttingDown
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Lifecycle:
+    """Belongs to the event loop: none of it may be called from another thread."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def ready(self) -> bool:
+        return self.phase is Phase.READY
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around every call that needs an engine. A call that is inside when the drain begins is finished."""
+        if not self.ready:
+            raise ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no call is inside."""
+        await self._idle.wait()

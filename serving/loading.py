@@ -1,0 +1,129 @@
+"""From a repository on disk to models that answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from serving.bridge import Decoder
+from serving.config import ServeConfig
+from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_engine
+from serving.engine.plan import Plan
+from serving.engine.stats import StepStats
+from serving.engine.thread import EngineThread
+from serving.errors import ModelError
+from serving.manifest import Manifest
+from serving.metrics import Metrics
+from serving.repository import ModelVersion, scan, verify
+from serving.text.protocol import Tokenizer, card_of
+from serving.text.translator import Translator
+from serving.tokenizer import TextTokenizer
+from serving.tokenizer_bytes import ByteTokenizer
+
+log = logging.getLogger(__name__)
+
+FAKE_NAME = "fake"
+
+Observe = Callable[[StepStats], None]
+
+
+class ServedEngine(Decoder, Protocol):
+    manifest: Manifest
+    plan: Plan
+    reserved_bytes: int
+
+
+class Driver(Protocol):
+    """The thread that drives the engines of a device."""
+
+    def start(self) -> None: ...
+
+    def drain(self, timeout: float | None) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMakers:
+    """Where engines come from. `serving.engine` is the real one; tests give their own."""
+
+    load: Callable[[Path, Manifest, Observe], ServedEngine]
+    fake: Callable[[Observe], ServedEngine]
+    thread: Callable[[Sequence[Any]], Driver]
+
+
+def real_makers(config: ServeConfig) -> EngineMakers:
+    settings = EngineSettings(threads=config.threads, slots=config.max_slots, max_queue=config.max_queue)
+    fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue)
+    return EngineMakers(
+        load=lambda folder, manifest, observe: load_engine(folder, manifest, settings, observe),
+        fake=lambda observe: fake_engine(fake, observe),
+        thread=EngineThread,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    translators: list[Translator]
+    engines: list[ServedEngine]
+
+
+class ModelLoader:
+    def __init__(self, config: ServeConfig, makers: EngineMakers, metrics: Metrics, workers: Executor) -> None:
+        self._config = config
+        self._makers = makers
+        self._metrics = metrics
+        self._workers = workers
+
+    def load(self) -> LoadedModels:
+        """Blocks for as long as it takes. A model that can't be served is reported and left out."""
+        loaded = LoadedModels([], [])
+        if self._config.fake:
+            self._add_fake(loaded)
+        if self._config.repository is not None:
+            self._add_repository(loaded, self._config.repository)
+        return loaded
+
+    def _add_fake(self, loaded: LoadedModels) -> None:
+        engine = self._makers.fake(self._metrics.observer(FAKE_NAME))
+        self._add(loaded, engine, ByteTokenizer(), ByteTokenizer())
+
+    def _add_repository(self, loaded: LoadedModels, root: Path) -> None:
+        repository = scan(root)
+        problems = [problem.reason for problem in repository.problems]
+        for versions in repository.models.values():
+            # From the newest down: a broken version is no reason to serve nothing where an older one works.
+            for version in reversed(versions):
+                try:
+                    self._load_version(loaded, version)
+                except ModelError as error:
+                    problems.append(str(error))
+                    continue
+                if not self._config.all_versions:
+                    break
+        for problem in problems:
+            log.error("not served: %s", problem)
+        if not loaded.translators:
+            reasons = "".join(f"\n  - {problem}" for problem in problems) or " it is empty"
+            raise ModelError(f"no model of the repository {root} can be served:{reasons}")
+
+    def _load_version(self, loaded: LoadedModels, version: ModelVersion) -> None:
+        folder, manifest = version.folder, version.manifest
+        verify(folder, manifest)
+        files = manifest.tokenizers
+        source = TextTokenizer.load(folder / files.source)
+        target = source if files.target == files.source else TextTokenizer.load(folder / files.target)
+        # Time series of their own only where several versions of a model are served.
+        label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
+        self._add(loaded, self._makers.load(folder, manifest, self._metrics.observer(label)), source, target)
+
+    def _add(self, loaded: LoadedModels, engine: ServedEngine, source: Tokenizer, target: Tokenizer) -> None:
+        card = card_of(engine.manifest)
+        title = f"{card.name} version {card.version} ({engine.manifest.family})"
+        log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
+        loaded.engines.append(engine)
+        loaded.translators.append(Translator(card, engine, source, target, self._config.text, self._workers))

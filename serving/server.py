@@ -1,0 +1,97 @@
+"""The composition root: a `ServeConfig` becomes a server that answers, and that can be drained."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from serving.config import ServeConfig
+from serving.grpc.server import GrpcServer
+from serving.http.app import build_app
+from serving.http.server import HttpServer
+from serving.lifecycle import Lifecycle, Phase
+from serving.loading import Driver, EngineMakers, ModelLoader, real_makers
+from serving.metrics import Metrics
+from serving.registry import Models
+
+_TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
+
+
+class Server:
+    """Construct it inside the event loop that shall run it."""
+
+    def __init__(self, config: ServeConfig, makers: EngineMakers | None = None) -> None:
+        self.config = config
+        self.lifecycle = Lifecycle()
+        self.metrics = Metrics()
+        self._makers = makers
+        self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._driver: Driver | None = None
+
+    @property
+    def grpc_address(self) -> str:
+        assert self._grpc is not None, "the server was not started"
+        return _address(self.config.host, self._grpc.port)
+
+    @property
+    def http_address(self) -> str:
+        assert self._http is not None, "the server was not started"
+        return _address(self.config.host, self._http.port)
+
+    async def start(self) -> None:
+        """Returns when every model is loaded and calls are answered. HTTP answers earlier: probes ask it."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        self._http = HttpServer(config.host, config.metrics_port)
+        self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, self.metrics)
+        await self._http.start(build_app(self.metrics, self.lifecycle))
+        makers = self._makers or real_makers(config)
+        loader = ModelLoader(config, makers, self.metrics, self._workers)
+        loaded = await asyncio.to_thread(loader.load)
+        models = Models(loaded.translators, config.default_model)
+        self._driver = makers.thread(loaded.engines)
+        self._driver.start()
+        self.lifecycle.phase = Phase.READY
+        await self._grpc.start(models, self.lifecycle)
+
+    async def drain(self) -> bool:
+        """Refuses new calls, finishes those that are inside. False where `drain_seconds` were not enough."""
+        seconds = self.config.drain_seconds
+        ends = None if seconds is None else time.monotonic() + seconds
+        self.lifecycle.phase = Phase.DRAINING
+        if self._grpc is not None:
+            await self._grpc.refuse()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.lifecycle.idle()
+        except TimeoutError:
+            return False
+        if self._driver is None:
+            return True
+        # What callers gave up may still hold slots.
+        remaining = None if ends is None else max(0.0, ends - time.monotonic())
+        return await asyncio.to_thread(self._driver.drain, remaining)
+
+    async def stop(self) -> None:
+        """At once: calls that are still inside are cancelled. After `drain` there are none."""
+        self.lifecycle.phase = Phase.DRAINING
+        if self._grpc is not None:
+            await self._grpc.stop()
+        if self._http is not None:
+            await self._http.stop()
+        if self._driver is not None:
+            await asyncio.to_thread(self._driver.stop)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,137 @@
+"""The inputs of a call as sequences for the engine, each checked against the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from protos import beamline_pb2 as pb
+from serving.bridge import Job
+from serving.config import TextLimits
+from serving.engine.request import DecodingOptions
+from serving.errors import InvalidRequest
+from serving.text.options import decoding_options
+from serving.text.parts import Layout, split
+from serving.text.protocol import ModelCard, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInput:
+    jobs: tuple[Job, ...]
+    layout: Layout | None = None  # where the text was split: how the parts' translations are joined
+
+
+class InputReader:
+    """Pure and synchronous: it may run on any thread."""
+
+    def __init__(self, card: ModelCard, source: Tokenizer, target: Tokenizer, limits: TextLimits) -> None:
+        self._card = card
+        self._source = source
+        self._target = target
+        self._limits = limits
+
+    def read(self, request: pb.TranslateRequest) -> list[PreparedInput]:
+        self._check_language("source_language", request.source_language, self._card.source_languages)
+        self._check_language("target_language", request.target_language, self._card.target_languages)
+        if not request.inputs:
+            raise InvalidRequest(f"inputs is empty; give 1 to {self._limits.max_inputs}")
+        if len(request.inputs) > self._limits.max_inputs:
+            raise InvalidRequest(
+                f"the call has {len(request.inputs)} inputs; at most {self._limits.max_inputs} are allowed"
+            )
+        self._check_size("options.target_prefix", request.options.target_prefix)
+        options = decoding_options(request.options, self._card, self._target)
+        prepared = [
+            self._read_input(f"inputs[{index}]", item, options, request.options.split_sentences)
+            for index, item in enumerate(request.inputs)
+        ]
+        self._check_count(sum(len(item.jobs) for item in prepared))
+        return prepared
+
+    def _check_language(self, field: str, asked: str, known: Sequence[str]) -> None:
+        if not asked or asked in known:
+            return
+        if not known:
+            raise InvalidRequest(
+                f"{field} is {asked[:40]!r}, but model {self._card.name} has no choice of languages: leave it empty"
+            )
+        raise InvalidRequest(f"{field} is {asked[:40]!r}; model {self._card.name} knows {', '.join(known)}")
+
+    def _check_count(self, sequences: int) -> None:
+        """A text of nothing but full stops has as many parts as letters."""
+        limit = self._limits.max_sequences
+        if sequences > limit:
+            raise InvalidRequest(
+                f"the call was split into {sequences} parts; at most {limit} are allowed: send it in several calls"
+            )
+
+    def _check_size(self, where: str, text: str) -> None:
+        limit = self._limits.max_text_bytes
+        # A character has one to four bytes, so most texts are settled without encoding them.
+        if len(text) * 4 > limit and (len(text) > limit or len(text.encode("utf-8")) > limit):
+            raise InvalidRequest(
+                f"{where} is longer than {limit} bytes, the most that one text may have: send it in several"
+            )
+
+    def _read_input(self, where: str, item: pb.Input, options: DecodingOptions, split_sentences: bool) -> PreparedInput:
+        kind = item.WhichOneof("kind")
+        if kind == "text":
+            self._check_size(f"{where}.text", item.text)
+            if not item.text.strip():
+                raise InvalidRequest(f"{where}.text is empty; there is nothing to translate")
+            if split_sentences:
+                return self._read_parts(where, item.text, options)
+            return self._whole(f"{where}.text", self._source.encode(item.text), options, can_split=True)
+        if kind == "token_ids":
+            return self._whole(f"{where}.token_ids", self._check_ids(where, item.token_ids.ids), options)
+        if kind == "features":
+            raise InvalidRequest(
+                f"{where} has features, but model {self._card.name} reads text: give text or token_ids"
+            )
+        raise InvalidRequest(f"{where} is empty: give text or token_ids")
+
+    def _check_ids(self, where: str, ids: Sequence[int]) -> Sequence[int]:
+        if not ids:
+            raise InvalidRequest(f"{where}.token_ids has no ids; there is nothing to translate")
+        size = self._card.vocabulary.source_size
+        if max(ids) >= size:
+            raise InvalidRequest(
+                f"{where}.token_ids contains {max(ids)}; this model's source vocabulary has ids 0 to {size - 1}"
+            )
+        return ids
+
+    def _whole(
+        self, where: str, ids: Sequence[int], options: DecodingOptions, can_split: bool = False
+    ) -> PreparedInput:
+        limit = self._card.limits.max_source_length
+        if len(ids) > limit:
+            hint = "; set options.split_sentences to have it split, or send shorter texts" if can_split else ""
+            raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {limit}{hint}")
+        if not ids:
+            raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")
+        return PreparedInput((Job(tuple(ids), options),))
+
+    def _read_parts(self, where: str, text: str, options: DecodingOptions) -> PreparedInput:
+        layout, ids = split(text, self._source, self._card.limits.max_source_length)
+        if len(ids) > 1:
+            self._check_joinable(where, len(ids), options)
+        # The translation begins with the prefix, not each of its sentences.
+        later = replace(options, prefix=())
+        jobs = [
+            self._whole(f"{where}.text, part {index + 1},", part_ids, later if index else options).jobs[0]
+            for index, part_ids in enumerate(ids)
+        ]
+        return PreparedInput(tuple(jobs), layout)
+
+    def _check_joinable(self, where: str, parts: int, options: DecodingOptions) -> None:
+        """What has no meaning for a text that is put together from the translations of its parts."""
+        if options.num_hypotheses > 1:
+            raise InvalidRequest(
+                f"num_hypotheses is {options.num_hypotheses}, but {where}.text was split into {parts} parts, "
+                "of which only the best translations are joined: it must be 1, or split_sentences off"
+            )
+        if options.return_alignment:
+            raise InvalidRequest(
+                f"return_alignment needs a text of one part, but {where}.text was split into {parts}: "
+                "leave it off, or split_sentences"
+            )

@@ -1,0 +1,53 @@
+"""What the text side needs to know about a model: its tokenizers, and a few facts from its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.manifest import DecodingDefaults, Limits, Manifest, Vocabulary
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, /) -> list[int]:
+        """As the encoder shall see it, the end token included where the model wants one."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str], /) -> list[list[int]]: ...
+
+    def encode_prefix(self, text: str, /) -> list[int]:
+        """The beginning of a sequence that goes on: no end token."""
+        ...
+
+    def decode(self, ids: Sequence[int], /) -> str: ...
+
+    def token(self, token_id: int, /) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The part of a manifest that a call is checked against. The fake model has one without any files."""
+
+    name: str
+    version: int
+    vocabulary: Vocabulary
+    limits: Limits
+    defaults: DecodingDefaults
+    source_languages: tuple[str, ...] = ()
+    target_languages: tuple[str, ...] = ()
+
+
+def card_of(manifest: Manifest) -> ModelCard:
+    return ModelCard(
+        name=manifest.name,
+        version=manifest.version,
+        vocabulary=manifest.vocabulary,
+        limits=manifest.limits,
+        defaults=manifest.defaults,
+        source_languages=manifest.source_languages,
+        target_languages=manifest.target_languages,
+    )

@@ -1,0 +1,94 @@
+"""The engine's results as the messages that a client gets.
+
+For a text that was split, the parts' best hypotheses become one: texts joined in the layout of the source,
+tokens and log-probabilities one behind the other, scores added, and the worst of the finish reasons. Its
+timings are the longest wait of a part, and all parts' encoding and decoding time added: the work that was
+done, which may be more than the time that passed, because parts run side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos import beamline_pb2 as pb
+from serving.engine.request import FinishReason, Hypothesis, Result, Timings
+from serving.text.inputs import PreparedInput
+from serving.text.protocol import Tokenizer
+
+_FINISH_REASON = {
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.TIME_LIMIT: pb.FINISH_REASON_TIME_LIMIT,
+}
+_BEST_TO_WORST = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a reply shall carry besides the text."""
+
+    scores: bool
+    tokens: bool
+    alignment: bool
+
+    @classmethod
+    def by(cls, options: pb.DecodingOptions) -> Wanted:
+        return cls(options.return_scores, options.return_tokens, options.return_alignment)
+
+
+class ReplyBuilder:
+    def __init__(self, target: Tokenizer) -> None:
+        self._target = target
+
+    def translation(self, prepared: PreparedInput, results: Sequence[Result], wanted: Wanted) -> pb.Translation:
+        """`results` answer the input's jobs, in order."""
+        candidates = self._candidates(prepared, results)
+        return pb.Translation(
+            hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
+            source_tokens=sum(len(job.source) for job in prepared.jobs),
+            target_tokens=len(candidates[0][1].tokens),
+            timings=_milliseconds([result.timings for result in results]),
+        )
+
+    def _candidates(self, prepared: PreparedInput, results: Sequence[Result]) -> list[tuple[str, Hypothesis]]:
+        if len(results) == 1:
+            return [(self._text(prepared, [hypothesis]), hypothesis) for hypothesis in results[0].hypotheses]
+        best = [result.hypotheses[0] for result in results]
+        return [(self._text(prepared, best), _joined(best))]
+
+    def _text(self, prepared: PreparedInput, parts: Sequence[Hypothesis]) -> str:
+        """The forced prefix belongs to the translation, though it was not generated."""
+        texts = [
+            self._target.decode([*job.options.prefix, *part.tokens])
+            for job, part in zip(prepared.jobs, parts, strict=True)
+        ]
+        return texts[0] if prepared.layout is None else prepared.layout.join(texts)
+
+    def _hypothesis(self, text: str, hypothesis: Hypothesis, wanted: Wanted) -> pb.Hypothesis:
+        reply = pb.Hypothesis(text=text, finish_reason=_FINISH_REASON[hypothesis.finish_reason])
+        if wanted.scores:
+            reply.score = hypothesis.score
+            reply.token_log_probs.extend(hypothesis.token_log_probs)
+        if wanted.tokens:
+            reply.tokens.extend(pb.Token(id=i, piece=self._target.token(i)) for i in hypothesis.tokens)
+        if wanted.alignment and hypothesis.alignment is not None:
+            reply.alignment.extend(pb.AlignmentRow(weights=row) for row in hypothesis.alignment)
+        return reply
+
+
+def _joined(parts: Sequence[Hypothesis]) -> Hypothesis:
+    return Hypothesis(
+        tokens=tuple(token for part in parts for token in part.tokens),
+        token_log_probs=tuple(value for part in parts for value in part.token_log_probs),
+        score=sum(part.score for part in parts),
+        finish_reason=max((part.finish_reason for part in parts), key=_BEST_TO_WORST.index),
+    )
+
+
+def _milliseconds(parts: Sequence[Timings]) -> pb.Timings:
+    return pb.Timings(
+        queue_ms=1000 * max(part.queue for part in parts),
+        encode_ms=1000 * sum(part.encode for part in parts),
+        decode_ms=1000 * sum(part.decode for part in parts),
+    )

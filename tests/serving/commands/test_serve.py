@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import beamline_pb2 as pb
+from protos import beamline_pb2_grpc
+from serving.commands import serve
+from serving.config import ServeConfig
+from serving.errors import BeamlineError
+
+ROOT = Path(__file__).parents[3]
+
+
+def parsed(*arguments: str) -> ServeConfig:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return serve.config_of(parser.parse_args(arguments))
+
+
+def test_defaults_are_those_of_the_config() -> None:
+    assert parsed("--fake") == ServeConfig(fake=True)
+
+
+def test_every_option_arrives() -> None:
+    line = (
+        "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
+        "--default-model m --all-versions --drain-seconds 6 --fake --fake-step-ms 2.5 --fake-slots 7"
+    )
+    assert parsed(*line.split()) == ServeConfig(
+        repository=Path("r"),
+        fake=True,
+        host="0.0.0.0",
+        grpc_port=1,
+        metrics_port=0,
+        default_model="m",
+        all_versions=True,
+        drain_seconds=6.0,
+        threads=3,
+        max_slots=4,
+        max_queue=5,
+        fake_step_seconds=0.0025,
+        fake_slots=7,
+    )
+
+
+def test_nothing_to_serve_is_an_error() -> None:
+    with pytest.raises(BeamlineError, match="give --repo DIR"):
+        parsed()
+
+
+@pytest.mark.parametrize("line", ["--grpc-port 70000", "--max-slots 0", "--threads -1", "--fake-step-ms inf"])
+def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--fake", *line.split())
+    assert "usage" in capsys.readouterr().err
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A real server and its gRPC address."""
+    code = "import sys; from serving.cli import main; from serving.commands import serve; "
+    code += "sys.exit(main(None, {'serve': lambda: serve}))"
+    command = [sys.executable, "-c", code, "serve", "--grpc-port", "0", "--metrics-port", "0", *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as running:
+        assert running.stdout is not None
+        try:
+            ready = dict(word.split("=") for word in running.stdout.readline().split()[1:])
+            assert set(ready) == {"grpc", "http"}
+            yield running, ready["grpc"]
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_cleanly(number: signal.Signals) -> None:
+    with process("--fake", "--fake-step-ms", "20") as (server, address):
+        with grpc.insecure_channel(address) as channel:
+            stub = beamline_pb2_grpc.InferenceStub(channel)
+            first = stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")]))
+            assert first.translations[0].hypotheses[0].text == "a"
+            running = stub.Translate.future(pb.TranslateRequest(inputs=[pb.Input(text="b" * 50)]))
+            # Answered only if the one before it has been taken in: calls of a connection come in order.
+            stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="c")]))
+            server.send_signal(number)
+            assert running.result(timeout=30).translations[0].hypotheses[0].text == "b" * 50
+        assert server.wait(timeout=30) == 0
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with (
+        process("--fake", "--fake-step-ms", "1000") as (server, address),
+        grpc.insecure_channel(address) as channel,
+    ):
+        stub = beamline_pb2_grpc.InferenceStub(channel)
+        call = stub.Translate.future(pb.TranslateRequest(inputs=[pb.Input(text="b" * 1000)]))
+        with pytest.raises(grpc.RpcError):  # there is no such model; answered behind the other call
+            stub.Translate(pb.TranslateRequest(model="nothing"))
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        while "draining" not in server.stderr.readline():
+            pass
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=30) == 128 + signal.SIGTERM
+        with pytest.raises(grpc.RpcError):
+            call.result(timeout=30)

@@ -1,0 +1,52 @@
+"""Versions on disk that are whole, but compute nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from serving.manifest import MANIFEST_FILE, Manifest
+from tests.serving.doubles import small_manifest
+
+WORDS = ["<pad>", "<s>", "</s>", "<unk>", "hello", "world"]
+
+
+def write_version(root: Path, name: str = "de", version: int = 1, **changes: Any) -> Path:
+    folder = root / name / str(version)
+    folder.mkdir(parents=True)
+    graphs: dict[str, dict[str, str]] = {}
+    for graph in ("encoder", "step", "score"):
+        graphs[graph] = {"file": f"{graph}.onnx", "sha256": _write(folder / f"{graph}.onnx", graph.encode())}
+    weights = b"weights" * 100
+    content: dict[str, Any] = {
+        **small_manifest().model_dump(mode="json"),
+        "name": name,
+        "version": version,
+        "graphs": graphs,
+        "weights": {
+            "file": "weights.bin",
+            "sha256": _write(folder / "weights.bin", weights),
+            "bytes": len(weights),
+        },
+        "tokenizers": {"source": "tokenizer.json", "target": "tokenizer.json"},
+        **changes,
+    }
+    _word_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / MANIFEST_FILE).write_text(Manifest.model_validate(content).to_json(), encoding="utf-8")
+    return folder
+
+
+def _write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _word_tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.add_special_tokens(WORDS[:3])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return tokenizer

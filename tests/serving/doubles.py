@@ -1,0 +1,189 @@
+"""An engine that echoes, on its own thread, and that a test can hold still; and a server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from protos import beamline_pb2_grpc
+from serving.backends.fake import fake_manifest
+from serving.config import ServeConfig, TextLimits
+from serving.engine.plan import Plan
+from serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
+from serving.errors import Cancelled, Overloaded, ShuttingDown
+from serving.loading import EngineMakers, Observe
+from serving.manifest import DecodingDefaults, Limits, Manifest
+from serving.server import Server
+from serving.tokenizer_bytes import ByteTokenizer
+
+WAIT_SECONDS = 20
+
+
+def small_manifest(**changes: object) -> Manifest:
+    """The fake model with limits that are easy to reach."""
+    return fake_manifest().model_copy(
+        update={
+            "limits": Limits(max_source_length=64, max_target_length=80, max_beam_size=8),
+            "defaults": DecodingDefaults.model_validate({"beam_size": 4, "max_length": 72}),
+            **changes,
+        }
+    )
+
+
+def echo(request: Request) -> Result | Exception:
+    """Every hypothesis is the source; they differ in their scores."""
+    hypotheses = tuple(
+        Hypothesis(
+            tokens=request.source,
+            token_log_probs=(-0.5,) * len(request.source),
+            score=-1.0 - rank,
+            finish_reason=FinishReason.EOS,
+            alignment=(
+                tuple((1.0,) + (0.0,) * (len(request.source) - 1) for _ in request.source)
+                if request.options.return_alignment
+                else None
+            ),
+        )
+        for rank in range(request.options.num_hypotheses)
+    )
+    return Result(hypotheses, Timings(queue=0.001, encode=0.002, decode=0.003))
+
+
+class EngineDouble:
+    def __init__(
+        self,
+        manifest: Manifest | None = None,
+        *,
+        answer: Callable[[Request], Result | Exception] = echo,
+        held: bool = False,
+        capacity: int = 1000,
+    ) -> None:
+        self.manifest = manifest or small_manifest()
+        self.plan = Plan.of(self.manifest, 4)
+        self.reserved_bytes = 0
+        self.answer = answer
+        self.submitted: list[Request] = []
+        self.cancelled: list[int] = []
+        self.most_waiting = 0
+        self.refused = 0
+        self.draining = False
+        self._held = held
+        self.capacity = capacity
+        self._waiting: dict[int, Request] = {}
+        self._changed = threading.Condition()
+        self._outgoing: queue.SimpleQueue[tuple[Request, Result | Exception] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    # -- the engine's interface ------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        with self._changed:
+            if self.draining:
+                raise ShuttingDown("draining")
+            if len(self._waiting) >= self.capacity:
+                self.refused += 1
+                self._changed.notify_all()
+                raise Overloaded("the queue is full")
+            self.submitted.append(request)
+            self._waiting[request.id] = request
+            self.most_waiting = max(self.most_waiting, len(self._waiting))
+            if not self._held:
+                self._send(request.id)
+            self._changed.notify_all()
+
+    def cancel(self, request_id: int) -> None:
+        with self._changed:
+            self.cancelled.append(request_id)
+            if request_id in self._waiting:
+                self._outgoing.put((self._waiting.pop(request_id), Cancelled("cancelled")))
+            self._changed.notify_all()
+
+    # -- for the tests ---------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        with self._changed:
+            self._held = False
+            for request_id in list(self._waiting):
+                self._send(request_id)
+            self._changed.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for what the server does to this engine."""
+
+        def wait() -> bool:
+            with self._changed:
+                return self._changed.wait_for(condition, WAIT_SECONDS)
+
+        assert await asyncio.to_thread(wait), "it did not happen"
+
+    def _send(self, request_id: int) -> None:
+        request = self._waiting.pop(request_id)
+        self._outgoing.put((request, self.answer(request)))
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self, timeout: float | None) -> bool:
+        with self._changed:
+            self.draining = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._waiting, timeout)
+
+    def stop(self) -> None:
+        self._outgoing.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._outgoing.get()) is not None:
+            request, outcome = item
+            request.resolve(outcome)
+
+
+def makers(engine: EngineDouble) -> EngineMakers:
+    def load(folder: Path, manifest: Manifest, observe: Observe) -> EngineDouble:
+        engine.manifest = manifest
+        return engine
+
+    def thread(engines: Sequence[object]) -> EngineDouble:
+        return engine
+
+    return EngineMakers(load=load, fake=lambda observe: engine, thread=thread)
+
+
+@asynccontextmanager
+async def running(
+    engine: EngineDouble, *, text: TextLimits | None = None, drain_seconds: float | None = None
+) -> AsyncIterator[Server]:
+    config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, text=text or TextLimits(), drain_seconds=drain_seconds)
+    async with started(Server(config, makers(engine))) as server:
+        yield server
+
+
+@asynccontextmanager
+async def started(server: Server) -> AsyncIterator[Server]:
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[beamline_pb2_grpc.InferenceStub]:
+    async with grpc.aio.insecure_channel(
+        server.grpc_address, options=[("grpc.max_receive_message_length", -1)]
+    ) as channel:
+        yield beamline_pb2_grpc.InferenceStub(channel)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(ByteTokenizer().encode(text))

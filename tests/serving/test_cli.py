@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from serving.cli import Command, Loader, main
+from serving.errors import BeamlineError
+
+
+class Greet:
+    HELP = "say hello"
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self._failure = failure
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name")
+
+    def run(self, args: argparse.Namespace) -> int:
+        if self._failure is not None:
+            raise self._failure
+        print(f"hello {args.name}")
+        return 7
+
+
+def commands(failure: BaseException | None = None) -> dict[str, Loader]:
+    def greet() -> Command:
+        return Greet(failure)
+
+    def convert() -> Command:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    return {"greet": greet, "convert": convert}
+
+
+def test_a_command_gets_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you"], commands()) == 7
+    assert capsys.readouterr().out == "hello you\n"
+
+
+def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"], commands())
+    assert caught.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "greet say hello" in out
+    assert "convert needs torch, which is not installed" in out
+
+
+def test_no_command_shows_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([], commands()) == 2
+    assert "greet" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["gret"], commands())
+    assert caught.value.code == 2
+    assert "invalid choice: 'gret'" in capsys.readouterr().err
+
+
+def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "x"], commands()) == 2
+    assert capsys.readouterr().err == (
+        "beamline: beamline convert needs torch, which is not installed: pip install 'beamline[convert]'\n"
+    )
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        main(["greet", "you"], commands(ModuleNotFoundError("no", name="serving.nothing")))
+
+
+def test_our_errors_are_a_sentence_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you"], commands(BeamlineError("it is broken"))) == 2
+    assert capsys.readouterr().err == "beamline: it is broken\n"
+
+
+def test_an_interrupt_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you"], commands(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert main(["greet", "you"], commands(BrokenPipeError())) == 0
+        print("goes nowhere")
+    assert (tmp_path / "out").read_text() == ""
+
+
+def test_a_closed_pipe_that_shows_only_when_flushed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Closed(io.TextIOWrapper):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    with (tmp_path / "out").open("wb") as file:
+        monkeypatch.setattr(sys, "stdout", Closed(file))
+        assert main(["greet", "you"], commands()) == 0
+        monkeypatch.undo()

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from serving.config import TextLimits
+from serving.errors import ModelNotFound
+from serving.registry import Models
+from serving.text.protocol import card_of
+from serving.text.translator import Translator
+from serving.tokenizer_bytes import ByteTokenizer
+from tests.serving.doubles import EngineDouble, small_manifest
+
+
+def model(name: str, version: int = 1) -> Translator:
+    card = card_of(small_manifest(name=name, version=version))
+    tokenizer = ByteTokenizer()
+    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), ThreadPoolExecutor(1))
+
+
+def found(models: Models, name: str, version: str = "") -> tuple[str, int]:
+    card = models.find(name, version).card
+    return card.name, card.version
+
+
+def test_an_empty_version_is_the_newest_by_number() -> None:
+    models = Models([model("de", 10), model("de", 9), model("fr")])
+    assert found(models, "de") == ("de", 10)
+    assert found(models, "de", "9") == ("de", 9)
+
+
+def test_an_empty_name_is_the_only_model_or_the_default() -> None:
+    assert found(Models([model("de", 1), model("de", 2)]), "") == ("de", 2)
+    assert found(Models([model("de"), model("fr")], default="fr"), "") == ("fr", 1)
+    with pytest.raises(ModelNotFound, match="there are several: de, fr"):
+        Models([model("fr"), model("de")]).find("", "")
+
+
+@pytest.mark.parametrize("name", ["nl", "../de", "de/1", "x" * 10_000])
+def test_unknown_names_are_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="there is de, fr") as caught:
+        Models([model("de"), model("fr")]).find(name, "")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("version", ["3", "01", "latest", "-1"])
+def test_unknown_versions_are_answered_with_the_known_ones(version: str) -> None:
+    with pytest.raises(ModelNotFound, match="there is 1, 2"):
+        Models([model("de", 1), model("de", 2)]).find("de", version)
+
+
+def test_a_default_that_is_not_loaded_is_a_mistake() -> None:
+    with pytest.raises(ModelNotFound, match="'nl' is not among"):
+        Models([model("de")], default="nl")

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import beamline_pb2 as pb
+from serving.config import ServeConfig
+from serving.errors import BeamlineError, ModelError
+from serving.loading import EngineMakers, Observe
+from serving.manifest import Manifest
+from serving.server import Server
+from tests.serving.disk import write_version
+from tests.serving.doubles import EngineDouble, connected, makers, running, started
+
+ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])
+ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+async def test_http_answers_beside_grpc() -> None:
+    async with running(EngineDouble()) as server, connected(server) as stub:
+        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (200, "ok")
+        await stub.Translate(ONE)
+        _, metrics = await asyncio.to_thread(get, server.http_address, "/metrics")
+    assert 'beamline_calls_total{code="OK",method="/beamline.v1.Inference/Translate"} 1.0' in metrics
+
+
+async def test_health_says_loading_while_models_load() -> None:
+    engine, began, may_load = EngineDouble(), threading.Event(), threading.Event()
+
+    def slowly(observe: Observe) -> EngineDouble:
+        began.set()
+        assert may_load.wait(20)
+        return engine
+
+    server = Server(replace(ANY_PORT, fake=True), replace(makers(engine), fake=slowly))
+    starting = asyncio.ensure_future(server.start())
+    assert await asyncio.to_thread(began.wait, 20)
+    assert await asyncio.to_thread(get, server.http_address, "/healthz") == (503, "loading")
+    may_load.set()
+    await starting
+    try:
+        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (200, "ok")
+    finally:
+        await server.stop()
+
+
+async def test_a_drain_refuses_newcomers_and_finishes_who_is_inside() -> None:
+    engine = EngineDouble(held=True)
+    async with running(engine) as server, connected(server) as stub:
+        inside = asyncio.ensure_future(stub.Translate(ONE))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        draining = asyncio.ensure_future(server.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Translate(ONE)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "draining" in (caught.value.details() or "")
+        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (503, "draining")
+        assert not draining.done()
+        engine.release()
+        assert await draining
+        assert (await inside).translations[0].hypotheses[0].text == "a"
+        assert engine.draining
+
+
+async def test_a_drain_with_nothing_to_do_is_over_at_once() -> None:
+    async with running(EngineDouble()) as server:
+        assert await server.drain()
+
+
+async def test_a_drain_gives_up_in_time() -> None:
+    engine = EngineDouble(held=True)
+    async with running(engine, drain_seconds=0.05) as server, connected(server) as stub:
+        inside = asyncio.ensure_future(stub.Translate(ONE))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        assert not await server.drain()
+        await server.stop()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await inside
+    assert engine.cancelled == [engine.submitted[0].id]
+
+
+async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
+    def never(observe: Observe) -> EngineDouble:
+        raise AssertionError("loaded")
+
+    async with running(EngineDouble()) as first:
+        for name, address in (("grpc_port", first.grpc_address), ("metrics_port", first.http_address)):
+            taken = int(address.rpartition(":")[2])
+            config = ServeConfig(**{"fake": True, "grpc_port": 0, "metrics_port": 0, name: taken})  # type: ignore[arg-type]
+            second = Server(config, replace(makers(EngineDouble()), fake=never))
+            with pytest.raises(BeamlineError, match=f"can't listen on 127.0.0.1:{taken}"):
+                await second.start()
+
+
+def loading(loaded: list[tuple[str, int]]) -> EngineMakers:
+    """Every model gets an engine of its own."""
+    engines: list[EngineDouble] = []
+
+    def load(folder: Path, manifest: Manifest, observe: Observe) -> EngineDouble:
+        loaded.append((manifest.name, manifest.version))
+        engines.append(EngineDouble(manifest))
+        return engines[-1]
+
+    class Together:
+        def __init__(self, given: Sequence[object]) -> None:
+            assert list(given) == engines
+
+        def start(self) -> None:
+            for engine in engines:
+                engine.start()
+
+        def drain(self, timeout: float | None) -> bool:
+            return all(engine.drain(timeout) for engine in engines)
+
+        def stop(self) -> None:
+            for engine in engines:
+                engine.stop()
+
+    return EngineMakers(load=load, fake=lambda observe: EngineDouble(), thread=Together)
+
+
+async def test_the_newest_of_each_model_is_served_and_broken_ones_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in (1, 2, 3):
+        write_version(tmp_path, "de", version)
+    (tmp_path / "de" / "3" / "weights.bin").write_bytes(b"x")
+    write_version(tmp_path, "fr", 4)
+    (tmp_path / "half" / "1").mkdir(parents=True)
+    loaded: list[tuple[str, int]] = []
+    server = Server(replace(ANY_PORT, repository=tmp_path, default_model="de"), loading(loaded))
+    async with started(server), connected(server) as stub:
+        response = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="hello world")]))
+        other = await stub.Translate(pb.TranslateRequest(model="fr", inputs=[pb.Input(text="world")]))
+    assert loaded == [("de", 2), ("fr", 4)]
+    assert (response.model, response.version) == ("de", "2")
+    assert response.translations[0].hypotheses[0].text == "hello world"
+    assert (other.model, other.version) == ("fr", "4")
+    problems = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(problems) == 2
+    assert any("de/3/weights.bin" in problem for problem in problems)
+    assert any("half/1/manifest.json" in problem for problem in problems)
+
+
+async def test_all_versions_on_request(tmp_path: Path) -> None:
+    for version in (1, 2):
+        write_version(tmp_path, "de", version)
+    loaded: list[tuple[str, int]] = []
+    server = Server(replace(ANY_PORT, repository=tmp_path, all_versions=True), loading(loaded))
+    async with started(server), connected(server) as stub:
+        old = await stub.Translate(pb.TranslateRequest(version="1", inputs=[pb.Input(text="hello")]))
+        new = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="hello")]))
+    assert (old.version, new.version) == ("1", "2")
+
+
+@pytest.mark.parametrize("broken", [True, False])
+async def test_a_repository_without_a_model_is_an_error(tmp_path: Path, broken: bool) -> None:
+    if broken:
+        folder = write_version(tmp_path, "de")
+        (folder / "step.onnx").unlink()
+    server = Server(replace(ANY_PORT, repository=tmp_path), loading([]))
+    with pytest.raises(ModelError, match=r"step.onnx does not exist" if broken else "it is empty"):
+        await server.start()
+
+
+async def test_the_real_fake_engine_echoes_through_everything() -> None:
+    text = "Hello. Größe 😀!"
+    server = Server(replace(ANY_PORT, fake=True))
+    async with started(server), connected(server) as stub:
+        response = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text=text)]))
+        assert response.translations[0].hypotheses[0].text == text
+        assert await server.drain()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from protos import beamline_pb2 as pb
+from serving.engine.request import DecodingOptions
+from serving.errors import InvalidRequest
+from serving.manifest import DecodingDefaults
+from serving.text.options import decoding_options
+from serving.text.protocol import card_of
+from serving.tokenizer_bytes import EOS_ID, ByteTokenizer
+from tests.serving.doubles import small_manifest
+
+
+def options(defaults: dict[str, object] | None = None, **asked: Any) -> DecodingOptions:
+    manifest = small_manifest()
+    if defaults is not None:
+        values = {"beam_size": 4, "max_length": 72, **defaults}
+        manifest = manifest.model_copy(update={"defaults": DecodingDefaults.model_validate(values)})
+    return decoding_options(pb.DecodingOptions(**asked), card_of(manifest), ByteTokenizer())
+
+
+def test_nothing_asked_gives_the_defaults() -> None:
+    defaults = {
+        "beam_size": 3,
+        "num_hypotheses": 2,
+        "length_penalty": 0.6,
+        "early_stopping": "never",
+        "min_length": 5,
+        "max_length": 40,
+        "no_repeat_ngram_size": 3,
+        "repetition_penalty": 1.2,
+        "bad_words": ((7, 8),),
+        "suppress_tokens": (9,),
+        "forced_bos_id": 10,
+        "forced_eos_id": EOS_ID,
+    }
+    assert options(defaults) == DecodingOptions(**defaults)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_wins_over_the_defaults() -> None:
+    given = options(
+        {"num_hypotheses": 1, "suppress_tokens": (9,), "early_stopping": True},
+        beam_size=8,
+        num_hypotheses=8,
+        length_penalty=0.0,
+        early_stopping=pb.EARLY_STOPPING_FALSE,
+        min_length=3,
+        max_length=80,
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.5,
+        target_prefix="ab",
+        suppress_tokens=[5, 4, 5],
+        time_limit_ms=1500,
+        return_alignment=True,
+    )
+    assert given == DecodingOptions(
+        beam_size=8,
+        num_hypotheses=8,
+        max_length=80,
+        min_length=3,
+        length_penalty=0.0,
+        early_stopping=False,
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.5,
+        suppress_tokens=(4, 5),
+        prefix=tuple(ByteTokenizer().encode_prefix("ab")),
+        time_limit=1.5,
+        return_alignment=True,
+    )
+
+
+def test_only_defaults_give_way() -> None:
+    given = options({"num_hypotheses": 4, "min_length": 30}, beam_size=1, max_length=20)
+    assert (given.num_hypotheses, given.min_length) == (1, 20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"beam_size": 0}, "beam_size is 0; this model allows 1 to 8"),
+        ({"beam_size": 1000}, "beam_size is 1000; this model allows 1 to 8"),
+        ({"num_hypotheses": 0}, "num_hypotheses is 0; beam_size 4 allows 1 to 4"),
+        ({"num_hypotheses": 5}, "num_hypotheses is 5; beam_size 4 allows 1 to 4"),
+        ({"beam_size": 1, "num_hypotheses": 2}, "num_hypotheses is 2; beam_size 1 allows 1 to 1"),
+        ({"max_length": 81}, "max_length is 81; this model allows 2 to 80"),
+        ({"max_length": 1}, "max_length is 1; this model allows 2 to 80"),
+        ({"target_prefix": "abc", "max_length": 4}, "max_length must be at least 5"),
+        ({"target_prefix": "a" * 100}, "this model allows up to 80"),
+        ({"min_length": 73}, "min_length is 73; it must be 0 to max_length, which is 72"),
+        ({"min_length": 11, "max_length": 10}, "0 to max_length, which is 10"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0; it must be a finite number from 0.01 to 100"),
+        ({"repetition_penalty": -1.0}, "from 0.01 to 100"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"length_penalty": math.nan}, "length_penalty is nan; it must be a finite number from -10 to 10"),
+        ({"length_penalty": 1e30}, "from -10 to 10"),
+        ({"no_repeat_ngram_size": 81}, "no_repeat_ngram_size is 81; this model allows 0 to 80"),
+        (
+            {"suppress_tokens": [5, 259]},
+            "suppress_tokens contains 259; this model's target vocabulary has ids 0 to 258",
+        ),
+        ({"suppress_tokens": [EOS_ID]}, "every end token (2)"),
+        ({"time_limit_ms": 0}, "at least 1"),
+        ({"early_stopping": 9}, "early_stopping is 9; it must be 1 (false), 2 (true) or 3 (never)"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_is_allowed(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        options(**asked)
+    assert sentence in str(caught.value)
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    given = options(repetition_penalty=0.01, length_penalty=-10.0, no_repeat_ngram_size=80, min_length=72)
+    assert given.repetition_penalty == pytest.approx(0.01)
+    assert options(target_prefix="abc", max_length=5).max_length == 5
+
+
+def test_a_prefix_with_an_end_token_is_refused() -> None:
+    class EndsEarly(ByteTokenizer):
+        def encode_prefix(self, text: str) -> list[int]:
+            return [5, EOS_ID, 6]
+
+    with pytest.raises(InvalidRequest, match="end token"):
+        decoding_options(pb.DecodingOptions(target_prefix="x"), card_of(small_manifest()), EndsEarly())
