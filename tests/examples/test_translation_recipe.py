@@ -1,0 +1,232 @@
+"""The recipe in small: text that every Python has, a tiny model, the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from examples.translation import models
+from examples.translation.data import END, START, Corpus, Tokens, load_vocabulary
+from examples.translation.evaluate import mean_nll, translate
+from examples.translation.loss import projected_loss
+from examples.translation.settings import Settings
+from examples.translation.train import main
+from examples.translation.trainer import PAUSE, STATE
+
+TINY: dict[str, Any] = {
+    "source": "low",
+    "target": "up",
+    "model": "transformer",
+    "architecture": {
+        "d_model": 32,
+        "heads": 2,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "ffn": 64,
+        "max_positions": 128,
+    },
+    "vocab_size": 600,
+    "origin_weights": {"header": 0.2},
+    "join": 0.05,
+    "batch_tokens": 1024,
+    "learning_rate": 5e-3,
+    "warmup_steps": 10,
+    "decay_after": 20,
+    "average_decay": 0.9,
+    "max_steps": 40,
+    "log_every": 5,
+    "validate_every": 20,
+    "bleu_lines": 20,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,000 lines of Python's own help to train on, 100 to validate; the task is to upper-case them."""
+    folder = tmp_path_factory.mktemp("text")
+    text = dict.fromkeys(line.strip() for topic in topics.values() for line in topic.splitlines())
+    lines = [line for line in text if line and line.isascii()][:1100]
+    for split, part in (("train", lines[:1000]), ("valid", lines[1000:])):
+        (folder / f"{split}.low").write_text("\n".join(part) + "\n")
+        (folder / f"{split}.up").write_text("\n".join(part).upper() + "\n")
+        names = ["header" if set(line) <= set("*=-") else "prose" for line in part]
+        (folder / f"{split}.src").write_text("\n".join(names) + "\n")
+    return folder
+
+
+def command(folder: Path, data: Path, out: Path, **changes: Any) -> list[str]:
+    config = folder / f"{out.name}.json"
+    config.write_text(json.dumps(TINY | changes))
+    return ["--config", str(config), "--data", str(data), "--out", str(out), "--threads", "1"]
+
+
+def log_of(out: Path, key: str) -> dict[int, float]:
+    entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return {entry["step"]: entry[key] for entry in entries if key in entry}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    main(command(folder, data, folder / "out"))
+    return folder / "out"
+
+
+def test_the_loss_falls(run: Path) -> None:
+    trained, validated = log_of(run, "train_loss"), log_of(run, "valid_nll")
+    assert list(trained) == list(range(5, 41, 5))
+    assert list(validated) == [0, 20, 40]
+    assert trained[40] < trained[5] - 0.5
+    assert validated[40] < validated[20] < validated[0]
+    assert set(log_of(run, "bleu")) == set(log_of(run, "chrf")) == {0, 20, 40}
+    assert log_of(run, "tokens")[40] > 40 * 500
+
+
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(run: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    main(command(tmp_path, data, out, max_steps=20))
+    with pytest.raises(SystemExit, match="--resume"):
+        main(command(tmp_path, data, out))
+    before = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
+    # as if it had been killed after more steps than it saved
+    with (out / "log.jsonl").open("a") as file:
+        file.write(json.dumps(before | {"step": 25, "train_loss": 99.0}) + "\n")
+    main([*command(tmp_path, data, out), "--resume"])
+    assert log_of(out, "train_loss") == log_of(run, "train_loss")
+    assert log_of(out, "valid_nll") == log_of(run, "valid_nll")
+    assert log_of(out, "seconds")[40] > before["seconds"]
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("checkpoint", 1e-4), ("checkpoint-fp16", 1e-2)])
+def test_the_exported_checkpoint_is_what_was_validated(
+    run: Path, data: Path, tmp_path: Path, name: str, tolerance: float
+) -> None:
+    model = models.load(run / name).eval()
+    described = json.loads((run / name / "config.json").read_text())
+    assert described["model_type"] == "beamline_transformer"
+    vocabulary = load_vocabulary(run / name / "spm.model")
+    settings = Settings(**TINY)
+    valid = Corpus.load(data, "valid", settings, vocabulary, tmp_path, model.config.max_positions)
+    assert mean_nll(model, valid.in_order(1024)) == pytest.approx(log_of(run, "valid_nll")[40], abs=tolerance)
+    answers = translate(model, vocabulary, ["the import statement", ""])
+    assert len(answers) == 2
+
+
+def test_training_goes_on_from_an_exported_checkpoint(run: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    main([*command(tmp_path, data, out, max_steps=1), "--init", str(run / "checkpoint")])
+    assert log_of(out, "valid_nll")[0] == log_of(run, "valid_nll")[40]
+    wider = TINY["architecture"] | {"ffn": 128}
+    with pytest.raises(SystemExit, match="ffn 64 there"):
+        main(
+            [
+                *command(tmp_path, data, tmp_path / "wide", architecture=wider),
+                "--init",
+                str(run / "checkpoint"),
+            ]
+        )
+
+
+def wait_for(condition: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_run_pauses_and_saves_when_told_to_stop(data: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = command(tmp_path, data, out, max_steps=10**6, log_every=1, validate_every=10**6)
+    out.mkdir()
+    (out / PAUSE).touch()
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "examples.translation.train", *given, "--spm", str(run / "spm.model")],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    try:
+        wait_for((out / STATE).exists)  # saved on entering the pause
+        time.sleep(1)
+        assert list(log_of(out, "step")) == [0]
+        (out / PAUSE).unlink()
+        wait_for(lambda: max(log_of(out, "step")) >= 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    saved = torch.load(out / STATE, weights_only=True)["progress"]
+    assert saved["step"] == max(log_of(out, "step"))
+
+
+def test_the_loss_and_its_gradients_are_pytorchs_own() -> None:
+    torch.manual_seed(0)
+    output = torch.nn.Linear(16, 50)
+    hidden, labels = torch.randn(600, 16, requires_grad=True), torch.randint(50, (600,))
+    tensors = (hidden, output.weight, output.bias)
+    expected = F.cross_entropy(output(hidden), labels, label_smoothing=0.1, reduction="sum")
+    wanted = torch.autograd.grad(expected / 7, tensors)
+    sums = projected_loss(hidden, output, labels, 0.1)
+    torch.testing.assert_close(sums.smoothed, expected)
+    torch.testing.assert_close(sums.nll, F.cross_entropy(output(hidden), labels, reduction="sum"))
+    torch.testing.assert_close(torch.autograd.grad(sums.smoothed / 7, tensors), wanted)
+
+
+def corpus(lines: int, weights: np.ndarray) -> Corpus:
+    """Line i is i % 30 + 1 times the token i + 10, on both sides."""
+    lengths = np.arange(lines) % 30 + 1
+    flat = np.repeat(np.arange(lines) + 10, lengths).astype(np.int32)
+    tokens = Tokens(flat, np.cumsum([0, *lengths]))
+    return Corpus(tokens, tokens, weights, max_length=64)
+
+
+def test_every_line_is_drawn_as_often_as_its_origin_weighs() -> None:
+    weights = np.array([0.15, 1.0, 2.5, 0.0] * 1000)
+    drawn = np.bincount(corpus(4000, weights).samples((1, 0), join=0.1).order, minlength=4000).reshape(-1, 4)
+    assert set(drawn[:, 0]) == {0, 1}
+    assert drawn[:, 0].mean() == pytest.approx(0.15, abs=0.04)
+    assert set(drawn[:, 1]) == {1}
+    assert set(drawn[:, 2]) == {2, 3}
+    assert set(drawn[:, 3]) == {0}
+
+
+def test_batches_fit_and_epochs_differ() -> None:
+    settings = Settings(**TINY | {"join": 0.0, "batch_tokens": 200})
+    text = corpus(500, np.ones(500))
+    first = list(text.epoch(0, settings))
+    seen = sorted(row[0] for batch in first for row in batch.labels.tolist())
+    assert seen == [i + 10 for i in range(500)]
+    for batch in first:
+        assert batch.labels.numel() <= 200
+        assert batch.target[:, 0].tolist() == [START] * len(batch.target)
+        assert batch.tokens == int(batch.source_mask.sum()) == int((batch.labels != 0).sum())
+        assert ((batch.source == END).sum(1) == 1).all()
+    again, skipped = list(text.epoch(0, settings)), list(text.epoch(0, settings, skip=5))
+    assert all(torch.equal(a.labels, b.labels) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.labels, b.labels) for a, b in zip(first[5:], skipped, strict=True))
+    second = list(text.epoch(1, settings))
+    assert not all(torch.equal(a.labels, b.labels) for a, b in zip(first, second, strict=False))
+
+
+def test_joined_lines_stay_aligned() -> None:
+    settings = Settings(**TINY | {"join": 0.5})
+    rows = [
+        (source, label)
+        for batch in corpus(300, np.ones(300)).epoch(0, settings)
+        for source, label in zip(batch.source.tolist(), batch.labels.tolist(), strict=True)
+    ]
+    assert all(source == label for source, label in rows)
+    assert any(len(set(source)) > 3 for source, _ in rows)
