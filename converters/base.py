@@ -66,8 +66,8 @@ class Loaded:
 
     @property
     def forbidden(self) -> tuple[int, ...]:
-        """Words that no request can ever want, and that the graph itself may forbid: where log-probabilities are
-        renormalised afterwards, it makes no difference whether a word is taken out before the softmax or after it."""
+        """Words that no request can ever want, and that the graph itself forbids, so that no rule has to at every step.
+        Only where log-probabilities are renormalised: otherwise greedy's would lack these words' share."""
         if not self.renormalise:
             return ()
         words = [word[0] for word in self.defaults.bad_words if len(word) == 1]

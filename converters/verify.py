@@ -226,8 +226,6 @@ def _log_probs(loaded: Loaded, source: Sequence[int], targets: Sequence[Sequence
     ids = torch.tensor([list(source)] * len(targets))
     with torch.no_grad():
         logits = loaded.original(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([list(t) for t in targets]))
-    if loaded.forbidden:
-        logits[..., list(loaded.forbidden)] = -torch.inf
     return logits.float().log_softmax(-1)
 
 
@@ -238,6 +236,9 @@ def _plain_beams(loaded: Loaded, source: Sequence[int], width: int, steps: int) 
     margin = np.inf
     for _ in range(steps):
         last = _log_probs(loaded, source, [sequence for sequence, _ in beams])[:, -1]
+        if loaded.forbidden:  # only where log-probabilities are renormalised
+            last[:, list(loaded.forbidden)] = -torch.inf
+            last = last.log_softmax(-1)
         top = last.topk(min(2 * width + len(eos) * width + 1, last.shape[1]))
         extended = [
             ((*sequence, token), score + value)
@@ -257,8 +258,6 @@ def _score_difference(graphs: _Graphs, loaded: Loaded, sources: Sequences, manif
     random = np.random.default_rng(1)
     length = min(STEPS, manifest.limits.max_target_length - 1)
     labels = random.integers(0, manifest.vocabulary.target_size, (len(sources), length))
-    if loaded.forbidden:
-        labels[np.isin(labels, loaded.forbidden)] = manifest.vocabulary.eos_ids[0]
     targets = np.concatenate([np.full((len(sources), 1), manifest.vocabulary.decoder_start_id), labels[:, :-1]], axis=1)
     ids, mask = _padded(sources, manifest.vocabulary.pad_id)
     feeds = {"source": ids, "source_mask": mask, "target": targets, "labels": labels}

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from converters.modules.search import Edits, best_candidates, forbid, force, log_probabilities, next_beams
+from converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
 from converters.modules.tree import Tree
 from serving.manifest import StateKind, StateTensor
 
@@ -70,7 +70,7 @@ class SearchConstants:
     eos_ids: tuple[int, ...]
     candidates_per_beam: int
     renormalise: bool  # log-probabilities after the rules have edited them
-    forbidden: tuple[int, ...] = ()  # words that are never produced; only where it is the same before and after softmax
+    forbidden: tuple[int, ...] = ()  # words that are never produced; only with renormalise
 
 
 class EncoderGraph(nn.Module):
@@ -111,8 +111,8 @@ class StepGraph(nn.Module):
         logits, states = self.model.step(tokens, positions, tree, memory, states)
 
         edits = Edits(edit_index, edit_scale, edit_add)
-        logits = forbid(logits, self.constants.forbidden)
-        log_probs = log_probabilities(logits, edits, independent, self.constants.renormalise)
+        constants = self.constants
+        log_probs = log_probabilities(logits, edits, independent, constants.renormalise, constants.forbidden)
         candidates = best_candidates(log_probs, scores, self.constants.candidates_per_beam)
         beams = next_beams(candidates, self.constants.eos_ids, width, tokens.shape[1])
         beams = force(beams, scores, forced)

@@ -48,19 +48,21 @@ class Beams:
     parents: Tensor
 
 
-def forbid(logits: Tensor, words: tuple[int, ...]) -> Tensor:
-    """Words that a model never says."""
+def forbid(values: Tensor, words: tuple[int, ...]) -> Tensor:
+    """values [B, K, V] without the words that a model never says."""
     if not words:
-        return logits
-    index = torch.tensor(words)[None, None, :].expand(*logits.shape[:2], -1)
-    return logits.scatter(2, index, -torch.inf)
+        return values
+    index = torch.tensor(words)[None, None, :].expand(*values.shape[:2], -1)
+    return values.scatter(2, index, -torch.inf)
 
 
-def log_probabilities(logits: Tensor, edits: Edits, independent: Tensor, renormalise: bool) -> Tensor:
+def log_probabilities(
+    logits: Tensor, edits: Edits, independent: Tensor, renormalise: bool, forbidden: tuple[int, ...] = ()
+) -> Tensor:
     """[B, K, V]. The rules act on logits where rows are independent (greedy, sampling), and on log-probabilities,
     without renormalising unless the model asks for it, in beam search."""
     edited = edits.apply(logits, independent).log_softmax(-1)
-    edited = edits.apply(edited, ~independent)
+    edited = forbid(edits.apply(edited, ~independent), forbidden)
     return edited.log_softmax(-1) if renormalise else edited
 
 

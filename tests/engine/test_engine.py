@@ -1,0 +1,273 @@
+"""The engine over real graphs, without a thread: what joins, leaves, fails or is cut short, and what it does to others."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from serving.backends.onnxruntime import OnnxRuntimeBackend
+from serving.engine.core import Engine
+from serving.engine.plan import Plan
+from serving.engine.request import DecodingOptions, FinishReason, Request, Result
+from serving.engine.stats import Outcome, StepStats
+from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
+from tests.support.engines import Answer, decode, make_engine, results
+from tests.support.marian_shape import EOS, MAX_LENGTH, PAD, MarianShape
+from tests.support.ties import same_or_tie
+
+BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)
+GREEDY = replace(BEAM, beam_size=1, num_hypotheses=1)
+LONG = replace(BEAM, min_length=MAX_LENGTH - 1)  # never ends by itself
+
+
+def crowd(count: int, seed: int) -> list[tuple[list[int], DecodingOptions]]:
+    """Mixed lengths, widths and rules."""
+    chance = random.Random(seed)
+    choices = (
+        BEAM,
+        GREEDY,
+        replace(BEAM, beam_size=8, num_hypotheses=8),
+        replace(BEAM, beam_size=2, num_hypotheses=2, no_repeat_ngram_size=2),
+        replace(GREEDY, repetition_penalty=1.5),
+        replace(BEAM, prefix=(20, 21)),
+        replace(BEAM, min_length=20),
+    )
+    return [
+        ([chance.randrange(2, PAD) for _ in range(chance.randint(1, 60))], chance.choice(choices)) for _ in range(count)
+    ]
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    for mine, other in zip(found.hypotheses, expected.hypotheses, strict=True):
+        assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.token_log_probs)
+
+
+@pytest.mark.parametrize("stagger", [0, 1, 3])
+def test_an_answer_does_not_depend_on_its_neighbours(plain_model: MarianShape, stagger: int) -> None:
+    """The same request alone, in a full batch, and joining a running batch."""
+    requests = crowd(24, seed=stagger)
+    alone = [
+        results(decode(make_engine(plain_model.folder, plain_model.manifest), [request]))[0] for request in requests
+    ]
+    together = results(decode(make_engine(plain_model.folder, plain_model.manifest, slots=8), requests, stagger))
+    for found, expected in zip(together, alone, strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(20))
+def test_an_answer_does_not_depend_on_its_neighbours_at_length(plain_model: MarianShape, seed: int) -> None:
+    requests = crowd(48, seed=100 + seed)
+    alone = [
+        results(decode(make_engine(plain_model.folder, plain_model.manifest), [request]))[0] for request in requests
+    ]
+    for slots, stagger in ((1, 0), (5, 2), (16, 1), (32, 0)):
+        engine = make_engine(plain_model.folder, plain_model.manifest, slots=slots)
+        for found, expected in zip(results(decode(engine, requests, stagger)), alone, strict=True):
+            assert_same(found, expected)
+
+
+class Watched:
+    """An engine whose parts a test can look into."""
+
+    def __init__(self, model: MarianShape, slots: int = 8, max_queue: int = 100) -> None:
+        self.backend = OnnxRuntimeBackend(model.folder, model.manifest, threads=1)
+        self.now = 0.0
+        self.stats: list[StepStats] = []
+        self.answers: dict[int, Answer] = {}
+        self.engine = Engine(
+            model.manifest,
+            self.backend,
+            Plan.of(model.manifest, slots),
+            max_queue=max_queue,
+            observe=self.stats.append,
+            clock=lambda: self.now,
+        )
+
+    def submit(self, source: list[int], options: DecodingOptions, deadline: float | None = None) -> int:
+        request = Request(tuple(source), options, lambda answer: self._answered(request.id, answer), deadline)
+        self.engine.submit(request)
+        return request.id
+
+    def _answered(self, number: int, answer: Answer) -> None:
+        assert number not in self.answers, "answered twice"
+        self.answers[number] = answer
+
+    def finish(self) -> None:
+        while self.engine.busy:
+            self.engine.step()
+
+
+def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
+    """NaN in one slot's cache fails that request alone, and the slot's next tenant is clean."""
+    watched = Watched(plain_model, slots=3)
+    requests = [([5, 6, 7 + n], LONG) for n in range(3)]
+    expected = results(decode(make_engine(plain_model.folder, plain_model.manifest), [*requests, ([9, 8], BEAM)]))
+    numbers = [watched.submit(source, options) for source, options in requests]
+    for _ in range(4):
+        watched.engine.step()
+    watched.backend._arenas["cache_key_0"].view[1, :, 0] = np.nan
+    watched.engine.step()
+    assert isinstance(watched.answers[numbers[1]], ComputeError)
+    assert len(watched.answers) == 1
+    late = watched.submit([9, 8], BEAM)
+    watched.finish()
+    for number, want in ((numbers[0], expected[0]), (numbers[2], expected[2]), (late, expected[3])):
+        answer = watched.answers[number]
+        assert isinstance(answer, Result)
+        assert_same(answer, want)
+    outcomes = [finished.outcome for stats in watched.stats for finished in stats.finished]
+    assert sorted(outcomes) == [Outcome.FAILED, Outcome.OK, Outcome.OK, Outcome.OK]
+    for name, arena in watched.backend._arenas.items():
+        assert np.isfinite(arena.flat.astype(np.float32)).all(), name
+
+
+def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model, slots=1)
+    first, second = watched.submit([5, 6], LONG), watched.submit([7, 8], BEAM)
+    watched.engine.step()
+    watched.engine.cancel(first)
+    watched.engine.cancel(12345)  # nobody
+    watched.engine.step()
+    assert isinstance(watched.answers[first], Cancelled)
+    assert watched.stats[-1].admitted == 1
+    watched.finish()
+    assert isinstance(watched.answers[second], Result)
+
+
+def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model, slots=1)
+    running = watched.submit([5, 6], LONG, deadline=10.0)
+    waiting = watched.submit([5, 7], LONG, deadline=5.0)
+    watched.engine.step()
+    watched.now = 5.0
+    watched.engine.step()
+    assert isinstance(watched.answers[waiting], DeadlinePassed)
+    assert running not in watched.answers
+    watched.now = 10.0
+    watched.engine.step()
+    assert isinstance(watched.answers[running], DeadlinePassed)
+    assert not watched.engine.busy
+
+
+def test_a_time_limit_gives_the_best_so_far(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model)
+    number = watched.submit([5, 6, 7], replace(LONG, time_limit=3.0))
+    for _ in range(6):
+        watched.engine.step()
+    watched.now = 3.0
+    watched.engine.step()
+    answer = watched.answers[number]
+    assert isinstance(answer, Result)
+    best = answer.hypotheses[0]
+    assert best.finish_reason is FinishReason.TIME_LIMIT
+    assert len(best.tokens) == len(best.token_log_probs) == 6
+    assert best.score == pytest.approx(sum(best.token_log_probs) / 6, abs=1e-4)
+
+
+def test_a_full_queue_refuses_and_a_draining_engine_too(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model, slots=1, max_queue=2)
+    watched.submit([5], BEAM)
+    watched.submit([5], BEAM)
+    with pytest.raises(Overloaded, match="2 waiting"):
+        watched.submit([5], BEAM)
+    watched.engine.step()  # one is running now
+    watched.submit([5], BEAM)
+    watched.engine.drain()
+    with pytest.raises(ShuttingDown):
+        watched.submit([5], BEAM)
+    watched.finish()
+    assert [type(answer) for answer in watched.answers.values()] == [Result] * 3
+
+
+def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(plain_model)
+    lost = watched.submit([5, 6], BEAM)
+    watched.engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.backend, "run", lambda inputs: 1 / 0)
+        watched.engine.step()
+    assert isinstance(watched.answers[lost], ComputeError)
+    kept = watched.submit([5, 6], BEAM)
+    watched.finish()
+    assert isinstance(watched.answers[kept], Result)
+
+
+def test_a_source_that_breaks_the_encoder_fails_alone(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(plain_model)
+    encode = watched.backend.encode
+
+    def picky(sources: list[list[int]]) -> object:
+        if any(13 in source for source in sources):
+            raise RuntimeError("poisoned")
+        return encode(sources)
+
+    monkeypatch.setattr(watched.backend, "encode", picky)
+    good = [watched.submit([5, 6, n], BEAM) for n in range(20, 24)]
+    bad = watched.submit([5, 6, 13], BEAM)
+    watched.finish()
+    assert isinstance(watched.answers[bad], ComputeError)
+    assert all(isinstance(watched.answers[number], Result) for number in good)
+
+
+def test_options_that_forbid_everything_are_an_error(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model)
+    everything = tuple(word for word in range(plain_model.manifest.vocabulary.target_size) if word != EOS)
+    number = watched.submit([5], replace(BEAM, suppress_tokens=everything, min_length=30, max_length=31))
+    watched.finish()
+    assert isinstance(watched.answers[number], InvalidRequest)
+
+
+def test_everybody_gets_an_answer_when_all_is_over(plain_model: MarianShape) -> None:
+    watched = Watched(plain_model, slots=2)
+    numbers = [watched.submit([5, n], LONG) for n in range(5, 10)]
+    watched.engine.step()
+    watched.engine.fail_everything(ShuttingDown("over"))
+    assert all(isinstance(watched.answers[number], ShuttingDown) for number in numbers)
+    assert not watched.engine.busy
+
+
+def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
+    """A beam search of 60 steps writes 480 entries a slot; dead branches are cut, so the bucket stays far below that."""
+    watched = Watched(plain_model)
+    for source in ([5, 6, 7], [8, 9], [10]):
+        watched.submit(source, replace(LONG, beam_size=8))
+    watched.finish()
+    steps = [stats for stats in watched.stats if stats.beam_width]
+    assert sum(stats.compactions for stats in steps) > 0
+    assert max(stats.cache_length for stats in steps) <= 256
+    copies = sum(stats.compactions + stats.relayouts + stats.moves for stats in steps)
+    assert copies < len(steps)
+
+
+def test_alignment_has_a_row_per_target_token(plain_model: MarianShape) -> None:
+    answers = decode(
+        make_engine(plain_model.folder, plain_model.manifest),
+        [([5, 6, 7], replace(BEAM, return_alignment=True, prefix=(20, 21)))],
+    )
+    for hypothesis in results(answers)[0].hypotheses:
+        assert hypothesis.alignment is not None
+        assert len(hypothesis.alignment) == len(hypothesis.tokens)
+        for row in hypothesis.alignment:
+            assert len(row) == 3
+            assert sum(row) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_with_steps(plain_model: MarianShape) -> None:
+    engine = make_engine(plain_model.folder, plain_model.manifest)
+    peaks = []
+    for round_ in range(12):
+        results(decode(engine, crowd(64, seed=round_ % 3)))
+        gc.collect()
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert peaks[-1] <= peaks[3] * 1.02
