@@ -1,6 +1,6 @@
 """Which models the recipe can train, and the checkpoint directory that the converters read.
 
-A model offers `encode(source, source_mask)`, `decode(memory, source_mask, target, attention_of)`, and an
+A model offers `encode(source, source_mask)`, `decode(memory, source_mask, target)`, and an
 `output` projection onto the vocabulary. To add one, add a line to KINDS.
 """
 
@@ -51,7 +51,7 @@ def build(kind: str, architecture: dict[str, Any], vocab_size: int) -> Model:
 
 def hidden_states(model: Model, memory: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
     """What `output` turns into logits, [B, T, d]: apart, because few of them may need logits."""
-    hidden, _ = model.decode(memory, source_mask, target, attention_of=-1)  # no attention is wanted
+    hidden, _ = model.decode(memory, source_mask, target)
     return hidden
 
 

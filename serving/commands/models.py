@@ -48,13 +48,13 @@ def _size(folder: Path) -> int:
 def _parity(path: Path) -> str:
     try:
         certificate = json.loads(path.read_text(encoding="utf-8"))
-        difference = float(certificate["max_logit_difference"])
+        difference = float(certificate["max_log_prob_difference"])
         share = float(certificate["beam_exact_share"])
     except FileNotFoundError:
         return "none"
     except (OSError, ValueError, KeyError, TypeError):
         return "unreadable"
-    return f"logits within {difference:.1e}, {share:.1%} beam-exact"
+    return f"log-probs within {difference:.1e}, {share:.1%} beam-exact"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

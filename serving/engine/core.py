@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from serving.backends.base import Backend, Shape, Start, StepInputs, StepOutputs
+from serving.backends.base import Backend, Start, StepInputs, StepOutputs
+from serving.engine.job import Job, groups_by_length
 from serving.engine.plan import Plan
 from serving.engine.request import Hypothesis, Request, Result, Timings
-from serving.engine.rules import Rules, as_arrays
+from serving.engine.room import Room
+from serving.engine.rules import as_arrays
 from serving.engine.scheduler import Reason, Scheduler
-from serving.engine.search import Search, StepView
+from serving.engine.search import StepView
 from serving.engine.stats import Finished, Outcome, StepStats
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
 from serving.manifest import Manifest
@@ -32,29 +34,6 @@ from serving.manifest import Manifest
 log = logging.getLogger(__name__)
 
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
-_STEPS_AHEAD = 4  # a longer bucket has room for at least so many more steps
-_ROOMY = 0.75  # a cache fuller than this after compaction gets a longer bucket, not another compaction soon
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A request on its way through the engine."""
-
-    request: Request
-    submitted: float
-    search: Search
-    rules: Rules
-    started: float = 0.0
-    encode_seconds: float = 0.0
-    first_token: float | None = None
-
-    @property
-    def id(self) -> int:
-        return self.request.id
-
-    @property
-    def deadline(self) -> float | None:
-        return self.request.deadline
 
 
 @dataclass(slots=True)
@@ -88,13 +67,13 @@ class Engine:
         self._backend = backend
         self.observe = observe
         self._clock = clock
-        self._scheduler: Scheduler[_Job] = Scheduler(plan.slots)
+        self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
         self._max_queue = max_queue
-        self._shape = Shape(0, 0, 0, 0)
+        self._room = Room(backend, plan)
         self._counts = _Counts()
         # What other threads hand over, taken in at the next step.
         self._lock = threading.Lock()
-        self._arrived: list[_Job] = []
+        self._arrived: list[Job] = []
         self._cancelled: list[int] = []
         self._waiting = 0
         self._draining = False
@@ -102,13 +81,7 @@ class Engine:
     # -- from any thread -----------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        vocabulary = self.manifest.vocabulary
-        job = _Job(
-            request,
-            self._clock(),
-            Search(request.options, vocabulary.decoder_start_id, vocabulary.eos_ids),
-            Rules(request.options, vocabulary.eos_ids, self.manifest.forbidden_in_graph),
-        )
+        job = Job.of(request, self.manifest, self._clock())
         with self._lock:
             if self._draining:
                 raise ShuttingDown("the server is shutting down; try another one")
@@ -184,8 +157,7 @@ class Engine:
                 self._finish(dropped.slot, error, outcome)
         for slot in reversed(range(len(self._scheduler.active))):
             job = self._scheduler.active[slot]
-            limit = job.request.options.time_limit
-            if limit is not None and now - job.submitted >= limit:
+            if job.out_of_time(now):
                 job.search.stop()
                 self._answer(slot)
 
@@ -201,14 +173,15 @@ class Engine:
             return
         self._left_queue(len(newcomers))
         began = self._clock()
-        encoded = self._encode(newcomers)
+        groups = groups_by_length(newcomers, ENCODE_TOKENS)
+        encoded = [pair for group in groups for pair in self._encode_group(group)]
         now = self._clock()
         self._counts.encode_seconds += now - began
         if not encoded:
             return
         rows = len(self._scheduler.active)
         jobs = [job for job, _ in encoded]
-        self._reshape([*self._scheduler.active, *jobs], rows)
+        self._make_room([*self._scheduler.active, *jobs], rows)
         for job, memory in encoded:
             job.started, job.encode_seconds = began, now - began
             slot = self._scheduler.start(job)
@@ -218,33 +191,21 @@ class Engine:
             self._backend.place(slot, memory, Start(token, options.beam_size, independent=greedy))
         self._counts.admitted += len(encoded)
 
-    def _newcomers(self) -> list[_Job]:
+    def _newcomers(self) -> list[Job]:
         """Whom to encode now: as many as there is room for, but while others decode, no more than keeps them waiting
         for a moment."""
         if not self._scheduler.active:
             return self._scheduler.next_in_line()
         tokens = 0
 
-        def fits(job: _Job) -> bool:
+        def fits(job: Job) -> bool:
             nonlocal tokens
-            tokens += len(job.request.source)
-            return tokens <= ENCODE_TOKENS or tokens == len(job.request.source)
+            tokens += job.source_length
+            return tokens <= ENCODE_TOKENS or tokens == job.source_length
 
         return self._scheduler.next_in_line(fits)
 
-    def _encode(self, jobs: Sequence[_Job]) -> list[tuple[_Job, Any]]:
-        """In groups of similar length, so that little is computed for padding."""
-        encoded: list[tuple[_Job, Any]] = []
-        group: list[_Job] = []
-        for job in sorted(jobs, key=lambda job: len(job.request.source)):
-            length = len(job.request.source)
-            if group and (length > 1.5 * len(group[0].request.source) + 8 or length * (len(group) + 1) > ENCODE_TOKENS):
-                encoded += self._encode_group(group)
-                group = []
-            group.append(job)
-        return encoded + self._encode_group(group)
-
-    def _encode_group(self, group: Sequence[_Job]) -> list[tuple[_Job, Any]]:
+    def _encode_group(self, group: Sequence[Job]) -> list[tuple[Job, Any]]:
         try:
             memories = self._backend.encode([job.request.source for job in group])
             return list(zip(group, memories, strict=True))
@@ -258,43 +219,14 @@ class Engine:
 
     # -- decode --------------------------------------------------------------------------------------------------
 
-    def _reshape(self, jobs: Sequence[_Job], rows: int) -> None:
-        """Fits the arenas to these requests; the first `rows` of them are already in their slots."""
-        beams = max(job.search.width for job in jobs)
-        source = self.plan.source_bucket(max(len(job.request.source) for job in jobs))
-        if source < self._shape.source <= 2 * source:
-            source = self._shape.source  # not worth laying out anew
-        shape = Shape(len(jobs), beams, self._cache_length(jobs, rows, beams), source)
-        if shape != self._shape:
-            self._counts.relayouts += self._backend.resize(shape, rows)
-            self._shape = shape
-
-    def _cache_length(self, jobs: Sequence[_Job], rows: int, beams: int) -> int:
-        """The bucket for the next step, after dead branches are cut where there is no room otherwise."""
-        current = self._shape.cache
-        needed = max(job.search.used_entries for job in jobs) + beams
-        if needed > current:
-            for slot, job in enumerate(jobs[:rows]):
-                if job.search.used_entries + beams > current and job.search.width > 1:
-                    self._compact(slot, job.search)
-            needed = max(job.search.used_entries for job in jobs) + beams
-            if needed <= _ROOMY * current:
-                return current
-            soon = needed + _STEPS_AHEAD * beams
-            return self.plan.cache_bucket(min(soon, self.plan.largest.cache))
-        wanted = self.plan.cache_bucket(needed)
-        return wanted if 2 * wanted < current else current
-
-    def _compact(self, slot: int, search: Search) -> None:
-        keep = search.live_entries()
-        if len(keep) < search.used_entries:
-            self._backend.compact(slot, keep)
-            search.compacted(keep)
-            self._counts.compactions += 1
+    def _make_room(self, jobs: Sequence[Job], rows: int) -> None:
+        copies = self._room.fit(jobs, rows)
+        self._counts.relayouts += copies.relayouts
+        self._counts.compactions += copies.compactions
 
     def _decode_and_settle(self) -> None:
         jobs = self._scheduler.active
-        self._reshape(jobs, len(jobs))
+        self._make_room(jobs, len(jobs))
         inputs = self._inputs(jobs)
         began = self._clock()
         try:
@@ -310,13 +242,13 @@ class Engine:
         self._counts.decode_seconds += self._clock() - began
         self._settle(outputs)
 
-    def _inputs(self, jobs: Sequence[_Job]) -> StepInputs:
+    def _inputs(self, jobs: Sequence[Job]) -> StepInputs:
         forced = [job.search.forced_token() for job in jobs]
         edits = [
             job.rules.edits(job.search.depth + 1, job.search.sequences() if job.rules.need_sequences else None)
             for job in jobs
         ]
-        index, scale, add = as_arrays(edits, self._shape.beams)
+        index, scale, add = as_arrays(edits, self._room.shape.beams)
         return StepInputs(np.array([-1 if token is None else token for token in forced], np.int64), index, scale, add)
 
     # -- settle --------------------------------------------------------------------------------------------------
@@ -378,7 +310,7 @@ class Engine:
         )
         self._finish(slot, Result(hypotheses, timings), Outcome.OK)
 
-    def _aligned(self, job: _Job, hypothesis: Hypothesis) -> Hypothesis:
+    def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:
         prefix = job.request.options.prefix
         start = self.manifest.vocabulary.decoder_start_id
         scored = self._backend.score(job.request.source, (*prefix, *hypothesis.tokens), start)
@@ -400,18 +332,8 @@ class Engine:
             self._counts.moves += 1
         self._resolve(job, answer, outcome)
 
-    def _resolve(self, job: _Job, answer: Result | Exception, outcome: Outcome) -> None:
-        now = self._clock()
-        self._counts.finished.append(
-            Finished(
-                outcome=outcome,
-                queue_seconds=(job.started or now) - job.submitted,
-                first_token_seconds=None if job.first_token is None else job.first_token - job.submitted,
-                total_seconds=now - job.submitted,
-                source_tokens=len(job.request.source),
-                target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
-            )
-        )
+    def _resolve(self, job: Job, answer: Result | Exception, outcome: Outcome) -> None:
+        self._counts.finished.append(job.record(answer, outcome, self._clock()))
         try:
             job.request.resolve(answer)
         except Exception:
@@ -420,7 +342,7 @@ class Engine:
     # -- report --------------------------------------------------------------------------------------------------
 
     def _report(self, began: float, active: int) -> StepStats:
-        counts, shape = self._counts, self._shape
+        counts, shape = self._counts, self._room.shape
         stats = StepStats(
             slots=self.plan.slots,
             active=active,

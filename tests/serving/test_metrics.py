@@ -8,6 +8,7 @@ def step(**changes: object) -> StepStats:
     values: dict[str, object] = {
         "slots": 8,
         "active": 4,
+        "remaining": 3,
         "queued": 2,
         "beam_width": 5,
         "cache_length": 96,
@@ -34,7 +35,7 @@ def test_a_step_is_counted() -> None:
     metrics.observer("de")(step())
     expected = {
         "slots": 8,
-        "active_slots": 4,
+        "active_slots": 3,
         "queue_length": 2,
         "cache_length": 96,
         "live_cache_entries": 123,
@@ -59,7 +60,7 @@ def test_a_step_without_decoding_says_nothing_about_batches() -> None:
 
 def test_the_last_step_leaves_no_slot_active() -> None:
     metrics = Metrics()
-    metrics.observer("de")(step(active=1, queued=0, live_entries=0))
+    metrics.observer("de")(step(active=1, remaining=0))
     assert value(metrics, "active_slots") == 0
 
 

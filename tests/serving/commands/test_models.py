@@ -17,14 +17,14 @@ def listed(root: Path) -> int:
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_version(tmp_path, "de", 1)
     folder = write_version(tmp_path, "de", 2)
-    parity = {"max_logit_difference": 1.5e-5, "beam_exact_share": 0.998}
+    parity = {"max_log_prob_difference": 1.5e-5, "beam_exact_share": 0.998}
     (folder / "parity.json").write_text(json.dumps(parity))
     write_version(tmp_path, "fr-long-name", 1)
     assert listed(tmp_path) == 0
     head, first, second = capsys.readouterr().out.splitlines()
     assert head.split() == ["name", "versions", "task", "family", "size", "parity"]
     assert first.split()[:5] == ["de", "1,", "2", "translate", "fake"]
-    assert first.endswith("logits within 1.5e-05, 99.8% beam-exact")
+    assert first.endswith("log-probs within 1.5e-05, 99.8% beam-exact")
     assert second.endswith("none")
     assert head.index("versions") == first.index("1, 2")
 

@@ -1,0 +1,75 @@
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from serving.engine.request import Request, Result
+from serving.engine.rules import Rules
+from serving.engine.search import Search
+from serving.engine.stats import Finished, Outcome
+from serving.manifest import Manifest
+
+_LONGER = 1.5  # a group's longest source is at most so many times its shortest, and a few tokens
+_A_FEW = 8
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    request: Request
+    submitted: float
+    search: Search
+    rules: Rules
+    started: float = 0.0
+    encode_seconds: float = 0.0
+    first_token: float | None = None
+
+    @classmethod
+    def of(cls, request: Request, manifest: Manifest, now: float) -> Job:
+        vocabulary = manifest.vocabulary
+        return cls(
+            request,
+            now,
+            Search(request.options, vocabulary.decoder_start_id, vocabulary.eos_ids),
+            Rules(request.options, vocabulary.eos_ids, manifest.forbidden_in_graph),
+        )
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def deadline(self) -> float | None:
+        return self.request.deadline
+
+    @property
+    def source_length(self) -> int:
+        return len(self.request.source)
+
+    def out_of_time(self, now: float) -> bool:
+        limit = self.request.options.time_limit
+        return limit is not None and now - self.submitted >= limit
+
+    def record(self, answer: Result | Exception, outcome: Outcome, now: float) -> Finished:
+        return Finished(
+            outcome=outcome,
+            queue_seconds=(self.started or now) - self.submitted,
+            first_token_seconds=None if self.first_token is None else self.first_token - self.submitted,
+            total_seconds=now - self.submitted,
+            source_tokens=self.source_length,
+            target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
+        )
+
+
+def groups_by_length(jobs: Sequence[Job], most_tokens: int) -> Iterator[list[Job]]:
+    """Groups to encode together: of similar length, so that little is computed for padding, and not too large."""
+    group: list[Job] = []
+    for job in sorted(jobs, key=lambda job: job.source_length):
+        too_long = group and job.source_length > _LONGER * group[0].source_length + _A_FEW
+        if group and (too_long or job.source_length * (len(group) + 1) > most_tokens):
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group

@@ -1,0 +1,71 @@
+"""The shape of the next step: how wide, how long, and when dead branches are cut instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.backends.base import Backend, Shape
+from serving.engine.job import Job
+from serving.engine.plan import Plan
+
+_STEPS_AHEAD = 4  # a longer bucket has room for at least so many more steps
+_ROOMY = 0.75  # a cache fuller than this after compaction gets a longer bucket, not another compaction soon
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What making room took."""
+
+    relayouts: int
+    compactions: int
+
+
+class Room:
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend = backend
+        self._plan = plan
+        self.shape = Shape(0, 0, 0, 0)
+
+    def fit(self, jobs: Sequence[Job], rows: int) -> Copies:
+        """Fits the arenas to the next step of these requests; the first `rows` of them are already in their slots."""
+        beams = max(job.search.width for job in jobs)
+        needed = _needed(jobs, beams)
+        compactions = 0
+        if needed > self.shape.cache:
+            compactions = sum(self._compact(slot, job, beams) for slot, job in enumerate(jobs[:rows]))
+            needed = _needed(jobs, beams)
+        cache = self._cache_length(needed, beams, compacted=compactions > 0)
+        shape = Shape(len(jobs), beams, cache, self._source_length(jobs))
+        relaid = shape != self.shape and self._backend.resize(shape, rows)
+        self.shape = shape
+        return Copies(int(relaid), compactions)
+
+    def _cache_length(self, needed: int, beams: int, compacted: bool) -> int:
+        current = self.shape.cache
+        if needed > current or (compacted and needed > _ROOMY * current):
+            return self._plan.cache_bucket(min(needed + _STEPS_AHEAD * beams, self._plan.largest.cache))
+        wanted = self._plan.cache_bucket(needed)
+        return wanted if 2 * wanted < current else current  # shrinking a little is not worth the copy
+
+    def _source_length(self, jobs: Sequence[Job]) -> int:
+        wanted = self._plan.source_bucket(max(job.source_length for job in jobs))
+        current = self.shape.source
+        return current if wanted < current <= 2 * wanted else wanted
+
+    def _compact(self, slot: int, job: Job, beams: int) -> bool:
+        """Keeps only the ancestors of living beams, where there is no room for another step."""
+        search = job.search
+        if search.width == 1 or search.used_entries + beams <= self.shape.cache:
+            return False
+        keep = search.live_entries()
+        if len(keep) == search.used_entries:
+            return False
+        self._backend.compact(slot, keep)
+        search.compacted(keep)
+        return True
+
+
+def _needed(jobs: Sequence[Job], beams: int) -> int:
+    """A step writes all K entries of a row, also where a request has fewer beams."""
+    return max(job.search.used_entries for job in jobs) + beams
