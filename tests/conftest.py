@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Two threads that wait for each other actively are slower than one, wherever the machine is shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,7 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
+from tests.support.processes import run_beamline
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +27,18 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
 def renormalising_model(tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
     """Two end tokens, one word forbidden in the graph, log-probabilities renormalised: as published Marian models."""
     return export(make_original(), tmp_path_factory.mktemp("renorm"), eos_ids=(EOS, SECOND_EOS), renormalise=True)
+
+
+@pytest.fixture(scope="session")
+def marian_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face Marian model with both tokenizers; see `tests/support/lively.py`."""
+    return write_lively_marian(tmp_path_factory.mktemp("checkpoint") / "marian")
+
+
+@pytest.fixture(scope="session")
+def model_repository(marian_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as version 1 of `tiny`, converted by the real command in a process of its own. Not to be changed."""
+    repository = tmp_path_factory.mktemp("repository")
+    converted = run_beamline("convert", str(marian_directory), "--name", "tiny", "--repo", str(repository))
+    assert converted.returncode == 0, converted.stderr
+    return repository

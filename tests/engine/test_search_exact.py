@@ -182,7 +182,7 @@ def test_outputs_vary_and_end_by_themselves(plain_model: MarianShape) -> None:
     engine = make_engine(plain_model.folder, plain_model.manifest)
     found = [r.hypotheses[0] for r in results(decode(engine, [(s, options) for s in sources(16, 3)]))]
     assert len({hypothesis.tokens for hypothesis in found}) >= 12
-    assert sum(hypothesis.finish_reason is FinishReason.EOS for hypothesis in found) >= 12
+    assert sum(hypothesis.finish_reason is FinishReason.EOS for hypothesis in found) >= 10
     assert max(len(hypothesis.tokens) for hypothesis in found) > 12
     assert VOCABULARY > len({token for hypothesis in found for token in hypothesis.tokens}) > 10
 
