@@ -95,6 +95,7 @@ def export_graphs(
 def _trace_encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[], ir.Model]:
     names = ["source", "source_mask"]
     outputs = [tensor.name for tensor in _memory(tensors) if tensor.name != "source_mask"]
+    outputs += [tensor.name for tensor in tensors if tensor.kind is StateKind.RECURRENT]
     arguments = (_example("int64", ("B", "S")), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
     return lambda: _export(module, arguments, names, outputs, [("B", "S"), ("B", "S")])
 

@@ -187,6 +187,8 @@ class _Graphs:
         for tensor in manifest.state:
             if tensor.name == "source_mask":
                 feeds[tensor.name] = mask
+            elif tensor.kind is StateKind.RECURRENT:
+                feeds[tensor.name] = np.repeat(outputs[tensor.name][:, None], width, axis=1)
             elif tensor.name in outputs:
                 feeds[tensor.name] = outputs[tensor.name]
             else:

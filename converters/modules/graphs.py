@@ -47,7 +47,8 @@ class EncoderDecoder(Protocol):
     def state_tensors(self) -> list[StateTensor]: ...
 
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has."""
+        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has, and
+        behind them what the recurrent states begin with: [B, ...] each, the same for all beams."""
 
     def step(
         self,

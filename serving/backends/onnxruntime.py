@@ -55,7 +55,8 @@ class OnnxRuntimeBackend:
         self._score: ort.InferenceSession | None = None  # on first use
         self._arenas: dict[str, Arena] = {}
         self._shape = Shape(0, 0, 0, 0)
-        self._carried = (*_CARRIED, *manifest.tensors(StateKind.RECURRENT))
+        self._recurrent = manifest.tensors(StateKind.RECURRENT)
+        self._carried = (*_CARRIED, *self._recurrent)
         self._caches = manifest.tensors(StateKind.CACHE)
         self._memory = manifest.tensors(StateKind.MEMORY)
         self._outputs: dict[str, NDArray[Any]] = {}
@@ -89,6 +90,8 @@ class OnnxRuntimeBackend:
         self._arenas["scores"].view[slot, 0] = 0
         self._arenas["width"].view[slot] = start.width
         self._arenas["independent"].view[slot] = start.independent
+        for tensor in self._recurrent:
+            self._arenas[tensor.name].view[slot] = memory.tensors[tensor.name][memory.row]  # the same for all beams
         for tensor in self._memory:
             source = memory.tensors[tensor.name][memory.row]
             target = self._arenas[tensor.name].view[slot]
