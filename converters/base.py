@@ -18,18 +18,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from converters.checkpoint import reasons_of
 from converters.export import ExportedFiles, export_graphs
 from converters.modules.graphs import EncoderDecoder, SearchConstants
 from converters.verify import Certificate, Tolerance, verify
-from serving.errors import ConversionError
-from serving.manifest import MANIFEST_FILE, DecodingDefaults, Limits, Manifest, Tokenizers, Vocabulary
+from converters.weights import sha256_of
+from serving.errors import ConversionError, UnsupportedCheckpoint
+from serving.manifest import (
+    MANIFEST_FILE,
+    DecodingDefaults,
+    File,
+    Graphs,
+    Limits,
+    Manifest,
+    Tokenizers,
+    Vocabulary,
+    Weights,
+)
+from serving.tokenizer import TextTokenizer
 
 PARITY_FILE = "parity.json"
 STEPS = ("load", "check", "export encoder", "export step", "export score", "verify", "save")
 _STAGING = ".staging-"
+_VERSION = re.compile(r"[1-9][0-9]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NO_FILE = File(file="", sha256="")
+_NO_FILES = ExportedFiles(Graphs(encoder=_NO_FILE, step=_NO_FILE, score=_NO_FILE), Weights(file="", sha256="", bytes=0))
 _RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "sentencepiece")
 
 
@@ -106,8 +123,10 @@ class Converter(ABC):
                 loaded.renormalise,
                 loaded.forbidden,
             )
+            tokenizers = _save_tokenizers(loaded, folder)
+            self._manifest(name, version, loaded, _NO_FILES, tokenizers)  # better refused now than after the export
             files = export_graphs(loaded.model, constants, folder, advance)
-            manifest = self._manifest(name, version, loaded, files, _save_tokenizers(loaded, folder))
+            manifest = self._manifest(name, version, loaded, files, tokenizers)
             advance("verify")
             certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
             advance("save")
@@ -116,6 +135,14 @@ class Converter(ABC):
         return manifest, certificate
 
     def _manifest(
+        self, name: str, version: int, loaded: Loaded, files: ExportedFiles, tokenizers: Tokenizers
+    ) -> Manifest:
+        try:
+            return self._fill_in(name, version, loaded, files, tokenizers)
+        except ValidationError as error:
+            raise UnsupportedCheckpoint(str(self.source), reasons_of(error)) from error
+
+    def _fill_in(
         self, name: str, version: int, loaded: Loaded, files: ExportedFiles, tokenizers: Tokenizers
     ) -> Manifest:
         return Manifest(
@@ -138,13 +165,24 @@ class Converter(ABC):
 
 
 def _save_tokenizers(loaded: Loaded, folder: Path) -> Tokenizers:
+    vocabulary = loaded.vocabulary
+
+    def save(side: TextSide, name: str, size: int) -> File:
+        path = folder / name
+        side.save(path)
+        words = TextTokenizer.load(path).vocab_size
+        if words > size:
+            reason = f"its tokenizer has {words} words, but its embedding only {size}"
+            raise UnsupportedCheckpoint("the checkpoint", [reason])
+        return File(file=name, sha256=sha256_of(path))
+
     if loaded.source_text is loaded.target_text:
-        names = Tokenizers(source="tokenizer.json", target="tokenizer.json")
-    else:
-        names = Tokenizers(source="source_tokenizer.json", target="target_tokenizer.json")
-        loaded.target_text.save(folder / names.target)
-    loaded.source_text.save(folder / names.source)
-    return names
+        shared = save(loaded.source_text, "tokenizer.json", min(vocabulary.source_size, vocabulary.target_size))
+        return Tokenizers(source=shared, target=shared)
+    return Tokenizers(
+        source=save(loaded.source_text, "source_tokenizer.json", vocabulary.source_size),
+        target=save(loaded.target_text, "target_tokenizer.json", vocabulary.target_size),
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -163,7 +201,8 @@ def _free_version(name: str, repository: Path, wanted: int | None) -> int:
             f"{name!r} can't be a model's name: up to 100 letters, digits, '.', '_', '-'; a letter or digit first"
         )
     folder = repository / name
-    taken = {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    taken = {int(each) for each in names if _VERSION.fullmatch(each)}
     if wanted is None:
         return max(taken, default=0) + 1
     if wanted < 1:
@@ -181,14 +220,18 @@ def _staging(model: Path, version: int) -> Iterator[Path]:
     that no server looks at; the next conversion of this model sweeps it away."""
     model_existed = model.is_dir()
     model.mkdir(parents=True, exist_ok=True)
-    for stale in model.glob(f"{_STAGING}*"):
-        if not _running(stale.name.removeprefix(_STAGING)):
-            shutil.rmtree(stale, ignore_errors=True)
     folder = model / f"{_STAGING}{os.getpid()}"
+    for stale in model.glob(f"{_STAGING}*"):
+        # One with our own number was left by another process: in a container, each conversion may get the same.
+        if stale == folder or not _running(stale.name.removeprefix(_STAGING)):
+            shutil.rmtree(stale, ignore_errors=True)
     folder.mkdir()
     try:
         yield folder
-        folder.rename(model / str(version))
+        try:
+            folder.rename(model / str(version))
+        except OSError as error:  # somebody else made this version meanwhile
+            raise ConversionError(f"{model / str(version)} can't be made: {error.strerror}") from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         if not model_existed and not any(model.iterdir()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -40,6 +41,8 @@ def read_weights(folder: Path, names: tuple[str, ...] = WEIGHT_FILES) -> dict[st
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConversionError(f"{path} can't be read as weights: {error}") from error
+    if not isinstance(tensors, dict) or not all(isinstance(each, Tensor) for each in tensors.values()):
+        raise ConversionError(f"{path} can't be read as weights: it must hold tensors by their names")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
@@ -56,3 +59,12 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
     if reasons:
         raise UnsupportedCheckpoint(what, reasons)
     module.load_state_dict(dict(tensors))
+
+
+def reasons_of(error: ValidationError, of: str = "") -> list[str]:
+    """Each problem that pydantic found, as a sentence; `of` says in what."""
+    reasons = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"])
+        reasons.append(": ".join(part for part in (of, where, problem["msg"]) if part))
+    return reasons

@@ -28,7 +28,7 @@ from converters.modules.graphs import (
     StepGraph,
 )
 from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from serving.manifest import Graph, Graphs, StateKind, StateTensor, Weights
+from serving.manifest import File, Graphs, StateKind, StateTensor, Weights
 
 OPSET = 24
 GRAPH_FILES = {"encoder": "encoder.onnx", "step": "step.onnx", "score": "score.onnx"}
@@ -74,7 +74,7 @@ def export_graphs(
         "step": _trace_step(StepGraph(model, constants), tensors),
         "score": _trace_score(ScoreGraph(model)),
     }
-    graphs: dict[str, Graph] = {}
+    graphs: dict[str, File] = {}
     with (folder / WEIGHTS_FILE).open("wb") as file:
         store = WeightStore(file)
         for name, trace in programs.items():
@@ -83,7 +83,7 @@ def export_graphs(
             store.move_out(exported)
             path = folder / GRAPH_FILES[name]
             ir.save(exported, path)
-            graphs[name] = Graph(file=path.name, sha256=sha256_of(path))
+            graphs[name] = File(file=path.name, sha256=sha256_of(path))
         file.flush()
         os.fsync(file.fileno())
     weights = folder / WEIGHTS_FILE

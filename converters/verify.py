@@ -276,8 +276,8 @@ def _score_difference(graphs: _Graphs, loaded: Loaded, sources: Sequences, manif
 
 
 def _text_exact_share(folder: Path, manifest: Manifest, loaded: Loaded, lines: Sequence[str]) -> float:
-    source = TextTokenizer.load(folder / manifest.tokenizers.source)
-    target = TextTokenizer.load(folder / manifest.tokenizers.target)
+    source = TextTokenizer.load(folder / manifest.tokenizers.source.file)
+    target = TextTokenizer.load(folder / manifest.tokenizers.target.file)
 
     def same(line: str) -> bool:
         ids = loaded.source_text.encode(line)

@@ -115,11 +115,17 @@ class ModelLoader:
         folder, manifest = version.folder, version.manifest
         verify(folder, manifest)
         files = manifest.tokenizers
-        source = TextTokenizer.load(folder / files.source)
-        target = source if files.target == files.source else TextTokenizer.load(folder / files.target)
+        source = TextTokenizer.load(folder / files.source.file)
+        target = source if files.target == files.source else TextTokenizer.load(folder / files.target.file)
         # Time series of their own only where several versions of a model are served.
         label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
-        self._add(loaded, self._makers.load(folder, manifest, self._metrics.observer(label)), source, target)
+        try:
+            engine = self._makers.load(folder, manifest, self._metrics.observer(label))
+        except (ModelError, ImportError):  # a runtime that is not installed is not the model's fault
+            raise
+        except Exception as error:  # whatever a runtime says: the other models are still served
+            raise ModelError(f"{folder} can't be served: {error}") from error
+        self._add(loaded, engine, source, target)
 
     def _add(self, loaded: LoadedModels, engine: ServedEngine, source: Tokenizer, target: Tokenizer) -> None:
         card = card_of(engine.manifest)

@@ -45,28 +45,28 @@ class StateTensor(Record):
         return f"next_{self.name}"
 
 
-class Graph(Record):
+class File(Record):
+    """A file of the version, and what must be in it."""
+
     file: str
     sha256: str
 
 
 class Graphs(Record):
-    encoder: Graph
-    step: Graph
-    score: Graph
+    encoder: File
+    step: File
+    score: File
 
 
-class Weights(Record):
-    file: str
-    sha256: str
+class Weights(File):
     bytes: int
 
 
 class Tokenizers(Record):
-    """File names; the same file where source and target share a vocabulary."""
+    """The same file where source and target share a vocabulary."""
 
-    source: str
-    target: str
+    source: File
+    target: File
 
 
 class Vocabulary(Record):

@@ -102,10 +102,10 @@ def _read_version(folder: Path) -> ModelVersion:
 def verify(folder: Path, manifest: Manifest) -> None:
     """Every file that the manifest names is there and has the content that was written. Reads all of it."""
     graphs, weights = manifest.graphs, manifest.weights
-    hashes = {graph.file: graph.sha256 for graph in (graphs.encoder, graphs.step, graphs.score)}
-    hashes[weights.file] = weights.sha256
-    names = [*hashes, manifest.tokenizers.source, manifest.tokenizers.target]
-    for name in names:
+    tokenizers = manifest.tokenizers
+    files = (graphs.encoder, graphs.step, graphs.score, weights, tokenizers.source, tokenizers.target)
+    hashes = {file.file: file.sha256 for file in files}
+    for name in hashes:
         if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
             raise ManifestError(f"{folder / MANIFEST_FILE} names the file {name!r}, which is no plain file name")
         if not (folder / name).is_file():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from converters.checkpoint import reasons_of
 from serving.errors import UnsupportedCheckpoint
 from serving.manifest import DecodingDefaults, Limits
 
@@ -47,15 +48,30 @@ def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> Dec
             reasons.append(f"generation setting {theirs} has {len(value)} ids; one is supported")
         elif value is not None:
             values[ours] = value
-    values["beam_size"] = min(content.get("num_beams") or 1, limits.max_beam_size)
+    values["beam_size"] = content.get("num_beams") or 1
     values["num_hypotheses"] = content.get("num_return_sequences") or 1
-    values["max_length"] = min(content.get("max_length") or 20, limits.max_target_length)
-    values["bad_words"] = [tuple(word) for word in content.get("bad_words_ids") or ()]
-    values["suppress_tokens"] = tuple(content.get("suppress_tokens") or ())
+    values["max_length"] = content.get("max_length") or 20
+    values["bad_words"] = content.get("bad_words_ids") or ()
+    values["suppress_tokens"] = content.get("suppress_tokens") or ()
     try:
         defaults = DecodingDefaults(**values)
     except ValidationError as error:
-        reasons += [f"generation setting {problem['loc'][0]}: {problem['msg']}" for problem in error.errors()]
+        reasons += reasons_of(error, "generation setting")
     if reasons:
         raise UnsupportedCheckpoint(what, reasons)
-    return defaults
+    # A published limit may be above what the model has positions for; what it can do is the limit then.
+    return defaults.model_copy(
+        update={
+            "beam_size": min(defaults.beam_size, limits.max_beam_size),
+            "max_length": min(defaults.max_length, limits.max_target_length),
+        }
+    )
+
+
+def stated_defaults(values: object, limits: Limits, what: str) -> DecodingDefaults:
+    """What a config of ours says under "decoding"; the longest output is the model's limit where it says none."""
+    try:
+        given = TypeAdapter(dict[str, Any]).validate_python(values)
+        return DecodingDefaults(**{"max_length": limits.max_target_length, **given})
+    except ValidationError as error:
+        raise UnsupportedCheckpoint(what, reasons_of(error, "decoding")) from error

@@ -21,6 +21,17 @@ from converters.tokenization import ConvertedTokenizer, from_marian
 from serving.errors import UnsupportedCheckpoint
 
 MODEL_TYPE = "marian"
+_REQUIRED = (
+    "vocab_size",
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "pad_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
 _ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 
 
@@ -36,6 +47,7 @@ class MarianConverter(Converter):
         reasons += [f"{name} is missing" for name in missing]
         if reasons:
             raise UnsupportedCheckpoint(str(self.source), reasons)
+        read_json(self.source / "vocab.json")  # the tokenizer's own complaint would not name the file
         tensors = read_weights(self.source)
         bias = tensors.pop("final_logits_bias", None)
         if bias is not None and not bias.any():
@@ -68,7 +80,7 @@ class MarianConverter(Converter):
 
 def _unsupported(content: dict[str, Any]) -> list[str]:
     """Every reason in the configuration."""
-    reasons = []
+    reasons = [f"config.json: {name} is missing" for name in _REQUIRED if content.get(name) is None]
     for name in ("attention_heads", "ffn_dim"):
         encoder, decoder = content.get(f"encoder_{name}"), content.get(f"decoder_{name}")
         if encoder != decoder:
@@ -90,7 +102,10 @@ class _Embeddings:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         def first(*names: str) -> Tensor:
-            return next(tensors[name] for name in names if name in tensors)
+            for name in names:
+                if name in tensors:
+                    return tensors[name]
+            raise UnsupportedCheckpoint("the checkpoint", [f"{' or '.join(names)} is missing"])
 
         shared = "model.shared.weight"
         self.source = first("model.encoder.embed_tokens.weight", shared)
@@ -137,6 +152,7 @@ _RENAMES = (
     (r"fc2", "feed_forward.outer"),
     (r"final_layer_norm", "feed_forward_norm"),
 )
+_JOINED = re.compile(r"(self_attn\.[qkv]|encoder_attn\.[kv])_proj\.(weight|bias)")  # see `_joined`
 _LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
@@ -160,6 +176,10 @@ def map_weights(tensors: dict[str, Tensor], config: TransformerConfig, bias: Ten
         for theirs, ours in _RENAMES:
             if re.match(theirs + r"\.", part):
                 mapped[f"{layer}.{re.sub('^' + theirs, ours, part)}"] = tensor
+                break
+        else:
+            if not _JOINED.fullmatch(part):
+                mapped[name] = tensor  # as above
     for stack, depth in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         for number in range(depth):
             mapped.update(_joined(tensors, f"model.{stack}.layers.{number}", f"{stack}.{number}"))

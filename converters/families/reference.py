@@ -3,21 +3,53 @@ them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor, nn
 
 from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights
+from converters.checkpoint import fill, read_json, read_weights, reasons_of
+from converters.families.generation import stated_defaults
 from converters.families.sentencepiece_text import SentencePieceText
+from converters.modules.graphs import EncoderDecoder
 from converters.modules.transformer import Transformer, TransformerConfig
 from converters.modules.transformer_graphs import TransformerSteps
 from serving.errors import UnsupportedCheckpoint
-from serving.manifest import DecodingDefaults, Limits, Vocabulary
+from serving.manifest import Limits, Vocabulary
 
 MODEL_TYPE = "beamline_transformer"
 TOKENIZER_FILE = "spm.model"
 _BESIDE_THE_CONFIG = {"model_type", "description", "source_language", "target_language", "decoding"}
+
+
+class Architecture(Protocol):
+    """What the configurations of our modules have in common."""
+
+    @property
+    def source_vocab_size(self) -> int: ...
+    @property
+    def target_vocab_size(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+    @property
+    def decoder_start_id(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def share_embeddings(self) -> bool: ...
+    @property
+    def tie_output(self) -> bool: ...
+    def problems(self) -> list[str]: ...
+    @classmethod
+    def field_names(cls) -> set[str]: ...
+
+
+AnyArchitecture = TypeVar("AnyArchitecture", bound=Architecture)
 
 
 class ReferenceConverter(Converter):
@@ -25,43 +57,51 @@ class ReferenceConverter(Converter):
 
     def load(self) -> Loaded:
         content = read_json(self.source / "config.json")
-        config = _config(content, self.source)
+        config = config_of(TransformerConfig, content, self.source)
         model = Transformer(config)
-        fill(model, _with_tied(read_weights(self.source), config), str(self.source))
+        embeddings = ("target_embedding.tokens.weight", "source_embedding.tokens.weight")
+        fill(model, with_tied(read_weights(self.source), config, *embeddings), str(self.source))
         model.eval()
-        text = SentencePieceText(self.source / TOKENIZER_FILE, add_eos=True)
-        return Loaded(
-            model=TransformerSteps(model),
-            original=model,
-            source_text=text,
-            target_text=text,
-            vocabulary=vocabulary_of(config),
-            limits=limits_of(config),
-            defaults=DecodingDefaults(**{"max_length": config.max_positions, **content.get("decoding", {})}),
-            source_languages=_languages(content, "source_language"),
-            target_languages=_languages(content, "target_language"),
-            description=content.get("description", ""),
-        )
+        return loaded(self.source, content, config, TransformerSteps(model), model)
 
 
-def _config(content: dict[str, object], folder: Path) -> TransformerConfig:
-    names = TransformerConfig.field_names()
+def loaded(
+    folder: Path, content: dict[str, Any], config: Architecture, model: EncoderDecoder, original: nn.Module
+) -> Loaded:
+    """A module of ours with what lies beside its weights."""
+    text = SentencePieceText(folder / TOKENIZER_FILE, add_eos=True)
+    return Loaded(
+        model=model,
+        original=original,
+        source_text=text,
+        target_text=text,
+        vocabulary=vocabulary_of(config),
+        limits=limits_of(config),
+        defaults=stated_defaults(content.get("decoding", {}), limits_of(config), str(folder)),
+        source_languages=_languages(content, "source_language"),
+        target_languages=_languages(content, "target_language"),
+        description=content.get("description", ""),
+    )
+
+
+def config_of(kind: type[AnyArchitecture], content: dict[str, object], folder: Path) -> AnyArchitecture:
+    """Our module's configuration out of `config.json`, or every reason against it."""
+    names = kind.field_names()
     reasons = [f"config.json: {name!r} is not known" for name in content if name not in names | _BESIDE_THE_CONFIG]
     values = {name: value for name, value in content.items() if name in names}
     try:
-        config = TransformerConfig(**values)  # type: ignore[arg-type]
+        config = TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
         reasons += [f"config.json: {problem}" for problem in config.problems()]
-    except TypeError as error:
-        reasons.append(f"config.json: {error}")
+    except ValidationError as error:
+        reasons += reasons_of(error, "config.json")
     if reasons:
         raise UnsupportedCheckpoint(str(folder), reasons)
     return config
 
 
-def _with_tied(tensors: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+def with_tied(tensors: dict[str, Tensor], config: Architecture, target: str, source: str) -> dict[str, Tensor]:
     """A tied tensor is stored once; the module wants it under each of its names."""
-    target = "target_embedding.tokens.weight"
-    aliases = ["source_embedding.tokens.weight"] * config.share_embeddings + ["output.weight"] * config.tie_output
+    aliases = [source] * config.share_embeddings + ["output.weight"] * config.tie_output
     stored = next((tensors[name] for name in (target, *aliases) if name in tensors), None)
     if stored is not None:
         tensors = {**dict.fromkeys((target, *aliases), stored), **tensors}
@@ -73,7 +113,7 @@ def _languages(content: dict[str, object], key: str) -> tuple[str, ...]:
     return (str(value),) if value else ()
 
 
-def vocabulary_of(config: TransformerConfig) -> Vocabulary:
+def vocabulary_of(config: Architecture) -> Vocabulary:
     return Vocabulary(
         source_size=config.source_vocab_size,
         target_size=config.target_vocab_size,
@@ -83,7 +123,7 @@ def vocabulary_of(config: TransformerConfig) -> Vocabulary:
     )
 
 
-def limits_of(config: TransformerConfig, max_beam_size: int = 16) -> Limits:
+def limits_of(config: Architecture, max_beam_size: int = 16) -> Limits:
     return Limits(
         max_source_length=config.max_positions,
         max_target_length=config.max_positions,

@@ -34,13 +34,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights
+from converters.checkpoint import fill, read_json, read_weights, reasons_of
+from converters.families.generation import stated_defaults
 from converters.families.reference import limits_of, vocabulary_of
 from converters.families.sentencepiece_text import SentencePieceText
 from converters.modules.transformer import Transformer, TransformerConfig
 from converters.modules.transformer_graphs import TransformerSteps
 from serving.errors import UnsupportedCheckpoint
-from serving.manifest import DecodingDefaults
 
 FAMILY = "torch_transformer"
 
@@ -91,7 +91,7 @@ class TorchTransformerConverter(Converter):
             if tensor not in tensors
         ]
         prefix = f"{parts.transformer}." if parts.transformer else ""
-        if not any(name.startswith(f"{prefix}encoder.layers.0.") for name in tensors):
+        if f"{prefix}encoder.layers.0.linear1.weight" not in tensors:
             reasons.append(f"{self.config.name}: there is no nn.Transformer at {parts.transformer!r}")
         if reasons:
             raise UnsupportedCheckpoint(str(self.source), reasons)
@@ -110,7 +110,7 @@ class TorchTransformerConverter(Converter):
             target_text=text,
             vocabulary=vocabulary_of(config),
             limits=limits_of(config),
-            defaults=DecodingDefaults(**{"max_length": config.max_positions, **parts.decoding}),
+            defaults=stated_defaults(parts.decoding, limits_of(config), str(self.source)),
             source_languages=(parts.source_language,) if parts.source_language else (),
             target_languages=(parts.target_language,) if parts.target_language else (),
             description=parts.description,
@@ -121,10 +121,7 @@ def _read_parts(path: Path) -> Parts:
     try:
         return Parts.model_validate(read_json(path))
     except ValidationError as error:
-        raise UnsupportedCheckpoint(
-            str(path),
-            [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()],
-        ) from error
+        raise UnsupportedCheckpoint(str(path), reasons_of(error)) from error
 
 
 def _named(parts: Parts) -> dict[str, str]:

@@ -49,7 +49,7 @@ class TransformerConfig:
     def problems(self) -> list[str]:
         """Every reason why this configuration can't be built, in sentences."""
         found = []
-        if self.d_model % self.heads:
+        if self.heads >= 1 and self.d_model % self.heads:
             found.append(f"d_model {self.d_model} is not a multiple of heads {self.heads}")
         if self.norm not in ("pre", "post"):
             found.append(f"norm is {self.norm!r}; allowed: 'pre', 'post'")
@@ -64,9 +64,11 @@ class TransformerConfig:
             )
         if self.d_model % 2 and self.positions != "learned":
             found.append(f"sinusoidal positions need an even d_model, not {self.d_model}")
-        for name in ("source_vocab_size", "target_vocab_size", "d_model", "heads", "ffn", "max_positions"):
+        for name in ("source_vocab_size", "target_vocab_size", "d_model", "heads", "ffn"):
             if getattr(self, name) < 1:
                 found.append(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_positions < 2:
+            found.append(f"max_positions is {self.max_positions}; a start and an end need 2")
         if self.encoder_layers < 1 or self.decoder_layers < 1:
             found.append("encoder_layers and decoder_layers must be at least 1")
         for name in ("pad_id", "eos_id", "decoder_start_id"):

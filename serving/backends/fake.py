@@ -14,7 +14,7 @@ import numpy as np
 from serving.backends.base import Scored, Shape, Start, StepInputs, StepOutputs
 from serving.manifest import (
     DecodingDefaults,
-    Graph,
+    File,
     Graphs,
     Limits,
     Manifest,
@@ -29,14 +29,14 @@ _REST = np.float32(-10.0)
 
 
 def fake_manifest(name: str = "fake") -> Manifest:
-    nothing = Graph(file="none", sha256="")
+    nothing = File(file="none", sha256="")
     return Manifest(
         name=name,
         version=1,
         family="fake",
         graphs=Graphs(encoder=nothing, step=nothing, score=nothing),
         weights=Weights(file="none", sha256="", bytes=0),
-        tokenizers=Tokenizers(source="bytes", target="bytes"),
+        tokenizers=Tokenizers(source=nothing, target=nothing),
         state=(),
         vocabulary=Vocabulary(
             source_size=VOCABULARY, target_size=VOCABULARY, pad_id=0, eos_ids=(2,), decoder_start_id=1

@@ -74,7 +74,7 @@ def test_a_graph_without_an_in_place_cache_is_refused_at_load(plain_model: Maria
             node.input[0] = "cache_key_0_copy"
             break
     copy = onnx.helper.make_node("Add", ["cache_key_0", "nothing_to_add"], ["cache_key_0_copy"])
-    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(1e-9), "nothing_to_add"))
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e-9, np.float32), "nothing_to_add"))
     graph.graph.node.insert(0, copy)
     (tmp_path / "step.onnx").write_bytes(graph.SerializeToString())
     backend = OnnxRuntimeBackend(tmp_path, plain_model.manifest, threads=1)

@@ -1,4 +1,4 @@
-"""The engine over real graphs, without a thread: what joins, leaves, fails or is cut short, and what it does to others."""
+"""The engine over real graphs, without a thread: who joins, leaves, fails or is cut short, and what others notice."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_everybody_gets_an_answer_when_all_is_over(plain_model: MarianShape) -> 
 
 
 def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
-    """A beam search of 60 steps writes 480 entries a slot; dead branches are cut, so the bucket stays far below that."""
+    """60 steps of 8 beams write 480 entries a slot; dead branches are cut, so the bucket stays far below."""
     watched = Watched(plain_model)
     for source in ([5, 6, 7], [8, 9], [10]):
         watched.submit(source, replace(LONG, beam_size=8))

@@ -21,6 +21,8 @@ def write_version(root: Path, name: str = "de", version: int = 1, **changes: Any
     for graph in ("encoder", "step", "score"):
         graphs[graph] = {"file": f"{graph}.onnx", "sha256": _write(folder / f"{graph}.onnx", graph.encode())}
     weights = b"weights" * 100
+    _word_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer = {"file": "tokenizer.json", "sha256": _sha256((folder / "tokenizer.json").read_bytes())}
     content: dict[str, Any] = {
         **small_manifest().model_dump(mode="json"),
         "name": name,
@@ -31,16 +33,19 @@ def write_version(root: Path, name: str = "de", version: int = 1, **changes: Any
             "sha256": _write(folder / "weights.bin", weights),
             "bytes": len(weights),
         },
-        "tokenizers": {"source": "tokenizer.json", "target": "tokenizer.json"},
+        "tokenizers": {"source": tokenizer, "target": tokenizer},
         **changes,
     }
-    _word_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / MANIFEST_FILE).write_text(Manifest.model_validate(content).to_json(), encoding="utf-8")
     return folder
 
 
 def _write(path: Path, content: bytes) -> str:
     path.write_bytes(content)
+    return _sha256(content)
+
+
+def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 

@@ -91,6 +91,7 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
 def test_a_manifest_can_not_reach_out_of_its_folder(tmp_path: Path, name: str) -> None:
     folder = write_version(tmp_path)
     manifest = read_manifest(folder)
-    tokenizers = manifest.tokenizers.model_copy(update={"target": name})
+    file = manifest.tokenizers.target.model_copy(update={"file": name})
+    tokenizers = manifest.tokenizers.model_copy(update={"target": file})
     with pytest.raises(ManifestError, match="no plain file name"):
         verify(folder, manifest.model_copy(update={"tokenizers": tokenizers}))

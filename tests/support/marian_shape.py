@@ -14,11 +14,12 @@ from converters.families.marian import map_weights, transformer_config
 from converters.modules.graphs import SearchConstants
 from converters.modules.transformer import Transformer
 from converters.modules.transformer_graphs import TransformerSteps
-from serving.manifest import DecodingDefaults, Limits, Manifest, Tokenizers, Vocabulary
+from serving.manifest import DecodingDefaults, File, Limits, Manifest, Tokenizers, Vocabulary
 
 PAD, EOS, SECOND_EOS, BAD = 59, 0, 1, 7
 VOCABULARY = 60
 MAX_LENGTH = 64
+NO_FILE = File(file="none", sha256="")
 # Found by trying: the target must depend on the source, and neither repeat itself for ever nor end at once.
 SPREAD = {"lm_head": 0.4, "encoder.embed": 0.4, "embed": 0.3, "encoder_attn": 0.4}
 
@@ -81,7 +82,7 @@ def export(original: MarianMTModel, folder: Path, *, eos_ids: tuple[int, ...], r
         family="marian",
         graphs=files.graphs,
         weights=files.weights,
-        tokenizers=Tokenizers(source="none", target="none"),
+        tokenizers=Tokenizers(source=NO_FILE, target=NO_FILE),
         state=tuple(steps.state_tensors()),
         vocabulary=Vocabulary(
             source_size=VOCABULARY, target_size=VOCABULARY, pad_id=PAD, eos_ids=eos_ids, decoder_start_id=PAD
