@@ -1,0 +1,52 @@
+"""One checkpoint that is really exported, once; and conversions that copy its graphs instead of exporting them anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from converters import base
+from converters.export import ExportedFiles
+from converters.recognise import converter_for
+from converters.verify import Certificate, Tolerance
+from serving.manifest import read_manifest
+from tests.support.checkpoints import write_reference
+
+
+@pytest.fixture(scope="session")
+def reference_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reference(tmp_path_factory.mktemp("source"), norm="pre", beside={"source_language": "en"})
+
+
+@pytest.fixture(scope="session")
+def reference_version(reference_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("repository")
+    converter_for(reference_source).convert("reference", repository)
+    return repository / "reference" / "1"
+
+
+@pytest.fixture
+def copied_graphs(reference_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions of `reference_source` take a second or two: they only verify."""
+    manifest = read_manifest(reference_version)
+
+    def copy(model: object, constants: object, folder: Path, advance: Callable[[str], None]) -> ExportedFiles:
+        for name in ("encoder", "step", "score"):
+            advance(f"export {name}")
+            shutil.copy(reference_version / f"{name}.onnx", folder)
+        shutil.copy(reference_version / manifest.weights.file, folder)
+        return ExportedFiles(manifest.graphs, manifest.weights)
+
+    monkeypatch.setattr(base, "export_graphs", copy)
+
+
+@pytest.fixture
+def quick_conversion(copied_graphs: None, reference_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They don't even verify: for tests of what happens around it."""
+    content = json.loads((reference_version / base.PARITY_FILE).read_text())
+    certificate = Certificate(**{**content, "tolerance": Tolerance(**content["tolerance"])})
+    monkeypatch.setattr(base, "verify", lambda *_: certificate)

@@ -1,0 +1,255 @@
+"""A checkpoint becomes a version: complete and proved, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from converters.base import STEPS, Loaded
+from converters.families.reference import ReferenceConverter
+from converters.recognise import converter_for
+from serving.engine.request import DecodingOptions
+from serving.errors import ConversionError, ParityFailure
+from serving.manifest import read_manifest
+from serving.repository import scan, verify
+from tests.support.checkpoints import (
+    EOS,
+    TorchShape,
+    all_torch_shapes,
+    torch_model,
+    write_reference,
+    write_torch_transformer,
+)
+from tests.support.engines import decode, make_engine, results
+
+
+def check_exact(folder: Path) -> None:
+    """Its certificate says so, every file is what the manifest says, and it decodes."""
+    parity = json.loads((folder / "parity.json").read_text())
+    assert parity["beam_exact_share"] == 1.0
+    assert parity["text_exact_share"] == 1.0
+    assert parity["max_log_prob_difference"] <= 1e-3
+    assert parity["beams_compared"] >= 40
+    assert parity["lines_compared"] >= 2000
+    assert parity["ties"] <= 2
+    assert parity["created_with"]["torch"]
+    manifest = read_manifest(folder)
+    verify(folder, manifest)
+    engine = make_engine(folder, manifest, slots=2)
+    options = DecodingOptions(beam_size=3, num_hypotheses=2, max_length=10)
+    (found,) = results(decode(engine, [((5, 6, 7, EOS), options)]))
+    assert len(found.hypotheses) == 2
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.is_dir() else []
+
+
+def test_a_reference_checkpoint(reference_version: Path) -> None:
+    check_exact(reference_version)
+    manifest = read_manifest(reference_version)
+    assert (manifest.family, manifest.source_languages) == ("transformer", ("en",))
+    assert contents(reference_version) == [
+        "encoder.onnx",
+        "manifest.json",
+        "parity.json",
+        "score.onnx",
+        "step.onnx",
+        "tokenizer.json",
+        "weights.bin",
+    ]
+
+
+def convert_torch(shape: TorchShape, folder: Path) -> None:
+    source = write_torch_transformer(folder / "source", torch_model(shape))
+    steps: list[str] = []
+    manifest, certificate = converter_for(source).convert("theirs", folder / "repository", advance=steps.append)
+    assert manifest.family == "torch_transformer"
+    assert certificate.problems() == []
+    assert tuple(steps) == STEPS
+    check_exact(folder / "repository" / "theirs" / "1")
+
+
+def test_a_torch_transformer(tmp_path: Path) -> None:
+    """What the reference above is not: post-norm, learned positions, nothing shared, a bias, another activation."""
+    shape = TorchShape(
+        norm_first=False, activation="gelu", positions="learned", shared=False, tied=False, output_bias=True
+    )
+    convert_torch(shape, tmp_path)
+
+
+def test_a_marian_directory(model_repository: Path) -> None:
+    """Converted by the command, in a process of its own."""
+    check_exact(model_repository / "tiny" / "1")
+    manifest = read_manifest(model_repository / "tiny" / "1")
+    assert manifest.family == "marian"
+    assert manifest.tokenizers.source != manifest.tokenizers.target
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "shape", [shape for shape in all_torch_shapes() if shape.activation != "silu"], ids=lambda shape: shape.name
+)
+def test_every_torch_transformer(tmp_path: Path, shape: TorchShape) -> None:
+    convert_torch(shape, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_halves", "learned"])
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
+def test_every_reference_checkpoint(tmp_path: Path, norm: str, positions: str, tie: bool, activation: str) -> None:
+    source = write_reference(
+        tmp_path / "source",
+        norm=norm,
+        positions=positions,
+        share_embeddings=tie,
+        tie_output=tie,
+        output_bias=not tie,
+        activation=activation,
+        final_norm=norm == "pre",
+        encoder_layers=2,
+        decoder_layers=3,
+    )
+    converter_for(source).convert("reference", tmp_path / "repository")
+    check_exact(tmp_path / "repository" / "reference" / "1")
+
+
+# -- without exporting again -----------------------------------------------------------------------------------------
+
+
+class Perturbed(ReferenceConverter):
+    """As if the export had changed the model."""
+
+    def load(self) -> Loaded:
+        loaded = super().load()
+
+        def original(source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+            logits = loaded.original(source, source_mask, target)
+            return logits.roll(1, dims=-1)
+
+        return replace(loaded, original=original)
+
+
+class Renamed(ReferenceConverter):
+    """As if the tokenizer's conversion had changed its ids."""
+
+    def load(self) -> Loaded:
+        loaded = super().load()
+        text = loaded.source_text
+
+        class Other(type(text)):  # type: ignore[misc]
+            def encode(self, line: str) -> list[int]:
+                return [*text.encode(line), 7]
+
+        text_class: Any = Other
+        other = text_class.__new__(text_class)
+        other.__dict__.update(text.__dict__)
+        return replace(loaded, source_text=other, target_text=other)
+
+
+@pytest.mark.usefixtures("copied_graphs")
+@pytest.mark.parametrize("existing", [False, True], ids=["a new model", "beside an older version"])
+def test_a_parity_failure_leaves_nothing(reference_source: Path, tmp_path: Path, existing: bool) -> None:
+    if existing:
+        converter_for(reference_source).convert("de", tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(ParityFailure) as caught:
+        Perturbed(reference_source).convert("de", tmp_path)
+    message = str(caught.value)
+    assert message.startswith("the exported model is not the one that was brought: log-probabilities differ by up to ")
+    assert "of the beams are identical" in message
+    assert "largest log-probability difference" in message  # the table
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("copied_graphs")
+def test_other_ids_are_a_parity_failure(reference_source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParityFailure, match=r"only 0\.00% of the lines have identical ids and text"):
+        Renamed(reference_source).convert("de", tmp_path)
+    assert contents(tmp_path) == []
+
+
+def interrupted_at(step: str) -> Callable[[str], None]:
+    def advance(reached: str) -> None:
+        if reached == step:
+            raise KeyboardInterrupt
+
+    return advance
+
+
+@pytest.mark.usefixtures("quick_conversion")
+@pytest.mark.parametrize("step", STEPS)
+def test_an_interruption_leaves_nothing(reference_source: Path, tmp_path: Path, step: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        converter_for(reference_source).convert("de", tmp_path, advance=interrupted_at(step))
+    assert contents(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick_conversion")
+@pytest.mark.parametrize("step", [*STEPS[2:], "rename"])
+def test_what_a_kill_leaves_is_no_model_and_is_swept(
+    reference_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A killed process cleans up nothing. Its staging folder belongs to a process that is gone."""
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *_, **__: None)
+        killed.setattr(os, "getpid", lambda: 2**31 - 2)
+        if step == "rename":
+            killed.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            converter_for(reference_source).convert("de", tmp_path, advance=interrupted_at(step))
+    assert [path.name for path in (tmp_path / "de").iterdir()] == [f".staging-{2**31 - 2}"]
+    assert scan(tmp_path).models == {}
+    converter_for(reference_source).convert("de", tmp_path)
+    assert [path.name for path in (tmp_path / "de").iterdir()] == ["1"]
+
+
+@pytest.mark.usefixtures("quick_conversion")
+def test_a_staging_folder_of_ones_own_number_is_swept(reference_source: Path, tmp_path: Path) -> None:
+    """In a container, every conversion may be process 7."""
+    (tmp_path / "de" / f".staging-{os.getpid()}" / "inside").mkdir(parents=True)
+    converter_for(reference_source).convert("de", tmp_path)
+    assert [path.name for path in (tmp_path / "de").iterdir()] == ["1"]
+
+
+@pytest.mark.usefixtures("quick_conversion")
+def test_the_staging_folder_of_a_running_conversion_is_left_alone(reference_source: Path, tmp_path: Path) -> None:
+    other = tmp_path / "de" / f".staging-{os.getppid()}"
+    other.mkdir(parents=True)
+    converter_for(reference_source).convert("de", tmp_path)
+    assert sorted(path.name for path in (tmp_path / "de").iterdir()) == [other.name, "1"]
+
+
+# -- names and versions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick_conversion")
+def test_versions_are_counted_on(reference_source: Path, tmp_path: Path) -> None:
+    converter = converter_for(reference_source)
+    made = [converter.convert("de", tmp_path, version)[0].version for version in (None, None, 7, None, 3)]
+    assert made == [1, 2, 7, 8, 3]
+    assert [version.version for version in scan(tmp_path).models["de"]] == [1, 2, 3, 7, 8]
+    with pytest.raises(ConversionError, match=r"de/7 already exists; choose another --version"):
+        converter.convert("de", tmp_path, 7)
+    with pytest.raises(ConversionError, match="a version is a whole number from 1 on, not 0"):
+        converter.convert("de", tmp_path, 0)
+    assert sorted(path.name for path in (tmp_path / "de").iterdir()) == ["1", "2", "3", "7", "8"]
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "../de", "a/b", "a b", "-x", "ä", "x" * 101, "a\n"])
+def test_a_name_that_no_folder_should_have(reference_source: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConversionError, match="can't be a model's name"):
+        converter_for(reference_source).convert(name, tmp_path / "repository")
+    assert contents(tmp_path) == []
