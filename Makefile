@@ -62,7 +62,7 @@ proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
-	$(DEV)/bin/python -m loadtest.bench $(BENCH_ARGS)
+	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
 
 # Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits.
 pins:  ## Renew constraints.txt from a fresh environment
@@ -81,7 +81,7 @@ clean:  ## Remove caches and build results
 	find serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
-	rm -rf $(DEV) $(SERVE)
+	rm -rf $(DEV) $(SERVE) .venv-peers .bench
 
 define need-python
 @command -v $(PYTHON) >/dev/null || { \

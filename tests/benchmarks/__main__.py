@@ -1,0 +1,84 @@
+"""`make bench`: our speed beside CTranslate2 and Hugging Face on the same weights, and the live tree on real text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from serving.repository import newest, scan
+from tests.benchmarks import shape
+from tests.benchmarks.environments import python_of
+from tests.benchmarks.live_tree import english_sentences, print_live_tree
+from tests.benchmarks.measure import BEAMLINE, CASES, FLOAT32, INT8, QUICK_CASES, TRANSFORMERS, measure
+from tests.benchmarks.report import print_report
+from tests.benchmarks.workers import Worker
+
+
+def main() -> None:
+    options = _arguments()
+    if options.only in (None, "speed"):
+        _speed(options)
+    if options.only in (None, "tree"):
+        _tree(options)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer cases, two rounds")
+    parser.add_argument("--rounds", type=int, help="5, or 2 with --quick")
+    parser.add_argument("--threads", type=int, default=2, help="of every system (default: 2)")
+    parser.add_argument("--only", choices=("speed", "tree"), help="one half of the benchmark")
+    parser.add_argument("--patience", type=float, default=2, help="seconds to wait for a quiet moment (default: 2)")
+    parser.add_argument("--no-transformers", action="store_true", help="leave the slowest system out")
+    parser.add_argument("--model", type=Path, help="a converted version, for the live tree (default: the newest en-de)")
+    parser.add_argument("--text", type=Path, help="its sentences, one a line (default: Python's documentation)")
+    parser.add_argument("--lines", type=int, default=200, help="how many of them (default: 200)")
+    parser.add_argument("--cache", type=Path, default=shape.ROOT / ".bench", help="where the models are kept")
+    return parser.parse_args()
+
+
+def _speed(options: argparse.Namespace) -> None:
+    cache, threads = options.cache.resolve(), options.threads
+    ours = shape.for_beamline(cache)
+    python = python_of("ctranslate2")
+    theirs = shape.for_ctranslate2(cache, python)
+    rounds = options.rounds or (2 if options.quick else 5)
+    with ExitStack() as stack:
+
+        def start(name: str, python: Path | str, module: str, *arguments: object) -> Worker:
+            return stack.enter_context(Worker(name, python, module, arguments, threads))
+
+        workers = [
+            start(BEAMLINE, sys.executable, "beamline_worker", ours, threads),
+            start(FLOAT32, python, "ctranslate2_worker", theirs, threads, "float32"),
+            start(INT8, python, "ctranslate2_worker", theirs, threads, "int8"),
+        ]
+        if not options.no_transformers:
+            original = shape.original(cache)
+            python = python_of("transformers")
+            workers.append(start(TRANSFORMERS, python, "transformers_worker", original, threads))
+        found = measure(workers, QUICK_CASES if options.quick else CASES, rounds, options.patience)
+        print_report(workers, found, threads)
+
+
+def _tree(options: argparse.Namespace) -> None:
+    folder = options.model
+    if folder is None:
+        root = shape.ROOT / "model_repo"
+        versions = scan(root).models.get("en-de", ()) if root.is_dir() else ()
+        if not versions:
+            print("\nThe live tree: no model_repo/en-de here; name a converted version with --model.")
+            return
+        folder = newest(versions).folder
+    if options.text:
+        lines = [line for line in options.text.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = lines[: options.lines]
+    else:
+        lines = english_sentences(options.lines)
+    print_live_tree(folder, lines, options.threads)
+
+
+if __name__ == "__main__":
+    main()

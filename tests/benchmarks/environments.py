@@ -1,0 +1,30 @@
+"""A virtual environment for each peer, made when first needed: their pins can't fight ours, nor each other's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.benchmarks.shape import ROOT
+
+_PEERS = Path(__file__).parent / "peers"
+# One installation per file, in this order: asked for beside others, torch may come with gigabytes of CUDA.
+_REQUIREMENTS = {"ctranslate2": ("ctranslate2.txt",), "transformers": ("torch.txt", "transformers.txt")}
+
+
+def python_of(peer: str) -> Path:
+    folder = ROOT / ".venv-peers" / peer
+    files = [_PEERS / name for name in _REQUIREMENTS[peer]]
+    wanted = "".join(file.read_text() for file in files)
+    ready = folder / ".ready"
+    python = folder / "bin" / "python"
+    if ready.is_file() and ready.read_text() == wanted:
+        return python
+    print(f"setting up {folder.relative_to(ROOT)} ...", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    for file in files:
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        subprocess.run([*pip, "-r", str(file)], check=True)
+    ready.write_text(wanted)
+    return python

@@ -1,0 +1,57 @@
+"""Our engine, driven without a thread: FOLDER THREADS."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from serving.engine.build import EngineSettings, load_engine
+from serving.engine.request import DecodingOptions, Request, Result
+from serving.engine.stats import StepStats
+from serving.manifest import read_manifest
+from tests.benchmarks.peers.protocol import Question, serve, take_stdout
+
+
+def main() -> None:
+    answers = take_stdout()
+    folder, threads = Path(sys.argv[1]), int(sys.argv[2])
+    steps: list[StepStats] = []
+    engine = load_engine(folder, read_manifest(folder), EngineSettings(threads=threads), steps.append)
+
+    def answer(question: Question) -> dict[str, Any]:
+        steps.clear()
+        found: dict[int, Result | Exception] = {}
+        options = DecodingOptions(question.beam, num_hypotheses=1, max_length=question.target_length + 1)
+        began = time.perf_counter()
+        for number, source in enumerate(question.source):
+
+            def resolve(result: Result | Exception, number: int = number) -> None:
+                found[number] = result
+
+            engine.submit(Request(tuple(source), options, resolve))
+        while engine.busy:
+            engine.step()
+        seconds = time.perf_counter() - began
+        return {
+            "seconds": seconds,
+            "tokens": [_tokens(found[number]) for number in range(len(question.source))],
+            "encode_seconds": sum(step.encode_seconds for step in steps),
+            "decode_seconds": sum(step.decode_seconds for step in steps),
+            "steps": sum(step.active > 0 for step in steps),
+        }
+
+    serve(answers, {"version": f"onnxruntime {onnxruntime.__version__}"}, answer)
+
+
+def _tokens(answer: Result | Exception) -> list[int]:
+    if isinstance(answer, Exception):
+        raise answer
+    return list(answer.hypotheses[0].tokens)
+
+
+if __name__ == "__main__":
+    main()

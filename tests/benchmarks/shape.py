@@ -1,0 +1,167 @@
+"""The model that is measured: the shape of a published Marian model, with random weights, for all three systems.
+
+Nobody needs to be kept from ending early: the end word's embedding, which is also its output row, is zero, and so is
+its logit, far below the best ones of 58,101. The padding word's is zero too, because CTranslate2 starts from nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from converters.export import export_graphs
+from converters.families.generation import decoding_defaults
+from converters.families.marian import map_weights, transformer_config
+from converters.families.reference import limits_of, vocabulary_of
+from converters.modules.graphs import SearchConstants
+from converters.modules.transformer import Transformer
+from converters.modules.transformer_graphs import TransformerSteps
+from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
+from tests.support.marian_shape import NO_FILE
+
+ROOT = Path(__file__).parents[2]
+SOURCE_LENGTH = 26  # with the end word
+TARGET_LENGTH = 30
+_VOCABULARY = 58_101
+_EOS, _PAD = 0, _VOCABULARY - 1
+_SEED = 1
+
+
+def sentences(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[*(rng.randrange(2, _PAD) for _ in range(SOURCE_LENGTH - 1)), _EOS] for _ in range(count)]
+
+
+def original(cache: Path) -> Path:
+    """The Hugging Face directory."""
+    return _once(cache / f"marian-{_hash(Path(__file__))}", _write_original)
+
+
+def for_beamline(cache: Path) -> Path:
+    """Converted for us, anew whenever a converter has changed."""
+    sources = [Path(__file__), *sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "manifest.py"]
+    source = original(cache)
+    return _once(cache / f"beamline-{_hash(*sources)}", lambda folder: _export(source, folder))
+
+
+def for_ctranslate2(cache: Path, python: Path) -> Path:
+    script = "tests.benchmarks.peers.ctranslate2_convert"
+    source = original(cache)
+
+    def convert(folder: Path) -> None:
+        subprocess.run([python, "-m", script, source, folder / "model"], cwd=ROOT, check=True)
+
+    return (
+        _once(cache / f"ctranslate2-{_hash(Path(__file__), ROOT / (script.replace('.', '/') + '.py'))}", convert)
+        / "model"
+    )
+
+
+def _write_original(folder: Path) -> None:
+    config = MarianConfig(
+        vocab_size=_VOCABULARY,
+        d_model=512,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048,
+        activation_function="swish",
+        max_position_embeddings=512,
+        scale_embedding=True,
+        static_position_embeddings=True,
+        pad_token_id=_PAD,
+        eos_token_id=_EOS,
+        forced_eos_token_id=None,
+        decoder_start_token_id=_PAD,
+    )
+    torch.manual_seed(_SEED)
+    model = MarianMTModel(config).eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "embed_positions" in name or "layer_norm" in name:
+                continue
+            if weights.dim() == 1:
+                weights.normal_(std=0.02)
+                continue
+            weights.normal_(std=0.1 if "shared" in name else 0.06)
+            # Without the next two, the output says one word for ever: attention averages the past away, and an
+            # activation that is positive on average adds the same to every position.
+            if "attn.out_proj" in name:
+                weights.mul_(0.2)
+            if "fc2" in name:
+                weights.sub_(weights.mean(1, keepdim=True))
+        model.model.decoder.layers[-1].final_layer_norm.weight.fill_(1.5)  # some words are clearly better
+        model.model.shared.weight[[_EOS, _PAD]] = 0
+    model.generation_config = GenerationConfig(  # as published, but the end is not forced
+        bad_words_ids=[[_PAD]],
+        decoder_start_token_id=_PAD,
+        eos_token_id=_EOS,
+        max_length=512,
+        num_beams=4,
+        pad_token_id=_PAD,
+        renormalize_logits=True,
+    )
+    model.save_pretrained(folder)
+
+
+def _export(source: Path, folder: Path) -> None:
+    """As the Marian converter does, without tokenizers and without its proof, which takes minutes at this size."""
+    model = MarianMTModel.from_pretrained(source, local_files_only=True)
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    del tensors["final_logits_bias"]  # zero
+    config = transformer_config(model.config.to_dict(), tensors, output_bias=False)
+    transformer = Transformer(config).eval()
+    transformer.load_state_dict(map_weights(tensors, config, None))
+    steps = TransformerSteps(transformer)
+    limits = limits_of(config)
+    forbidden = (_PAD,)
+    files = export_graphs(steps, SearchConstants((_EOS,), 2, True, forbidden), folder, lambda step: None)
+    manifest = Manifest(
+        name="marian-base-shape",
+        version=1,
+        family="marian",
+        graphs=files.graphs,
+        weights=files.weights,
+        tokenizers=Tokenizers(source=NO_FILE, target=NO_FILE),
+        state=tuple(steps.state_tensors()),
+        vocabulary=vocabulary_of(config),
+        limits=limits,
+        defaults=decoding_defaults(model.generation_config.to_dict(), limits, str(source)),
+        forbidden_in_graph=forbidden,
+    )
+    (folder / MANIFEST_FILE).write_text(manifest.to_json())
+
+
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Made under another name first, so that an interrupted run leaves nothing half done. What an older version of the
+    code made is removed: it is large, and nobody asks for it again."""
+    if folder.is_dir():
+        return folder
+    print(f"making {folder} ...", flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))  # another run may be at it, too
+    try:
+        make(unfinished)
+        if not folder.is_dir():
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    kind = folder.name.rpartition("-")[0]
+    for old in folder.parent.glob(f"{kind}-*"):
+        if old != folder:
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _hash(*paths: Path) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
