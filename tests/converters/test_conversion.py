@@ -23,12 +23,12 @@ from serving.repository import scan, verify
 from tests.support.checkpoints import (
     EOS,
     TorchShape,
-    all_torch_shapes,
     torch_model,
     write_reference,
     write_torch_transformer,
 )
 from tests.support.engines import decode, make_engine, results
+from tests.support.pairwise import Case, covering
 
 
 def check_exact(folder: Path) -> None:
@@ -94,22 +94,24 @@ def test_a_marian_directory(model_repository: Path) -> None:
     assert manifest.tokenizers.source != manifest.tokenizers.target
 
 
+POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("values", covering((False, True), ("relu", "gelu"), POSITIONS, (True, False), (True, False)))
+def test_torch_transformers(tmp_path: Path, values: Case) -> None:
+    """Numerically, the whole grid is compared without exporting, in test_families.py."""
+    convert_torch(TorchShape(*values), tmp_path)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "shape", [shape for shape in all_torch_shapes() if shape.activation != "silu"], ids=lambda shape: shape.name
+    ("norm", "positions", "tie", "activation"),
+    covering(("pre", "post"), POSITIONS, (True, False), ("relu", "gelu", "silu")),
 )
-def test_every_torch_transformer(tmp_path: Path, shape: TorchShape) -> None:
-    convert_torch(shape, tmp_path)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("positions", ["sinusoidal", "sinusoidal_halves", "learned"])
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
-def test_every_reference_checkpoint(tmp_path: Path, norm: str, positions: str, tie: bool, activation: str) -> None:
+def test_reference_checkpoints(tmp_path: Path, norm: str, positions: str, tie: bool, activation: str) -> None:
     source = write_reference(
         tmp_path / "source",
         norm=norm,
