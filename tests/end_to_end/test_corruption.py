@@ -130,8 +130,8 @@ MANIFESTS = (
 )
 # Found when it is loaded.
 AT_LOAD = (
-    Corruption("tokenizer-cut", "source_tokenizer.json", "is not a tokenizer", cut("source_tokenizer.json")),
-    Corruption("tokenizer-other", "target_tokenizer.json", "is not a tokenizer", write("target_tokenizer.json", "{}")),
+    Corruption("tokenizer-cut", "source_tokenizer.json", "is corrupt", cut("source_tokenizer.json")),
+    Corruption("tokenizer-other", "target_tokenizer.json", "is corrupt", write("target_tokenizer.json", "{}")),
     Corruption("graph-signed-cut", "step.onnx", "can't be loaded", and_sign(cut("step.onnx"))),
     Corruption("graph-signed-text", "encoder.onnx", "can't be loaded", and_sign(write("encoder.onnx", "no graph"))),
     Corruption("weights-signed-cut", "onnx", "can't be loaded", and_sign(cut("weights.bin"))),
