@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -23,11 +24,15 @@ def run(arguments: argparse.Namespace) -> int:
     from converters.base import STEPS  # torch takes seconds to import: only once it is really needed
     from converters.recognise import converter_for
 
-    with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=None, leave=False) as bar:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
+    visible = sys.stderr.isatty()
+    with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=not visible, leave=False) as bar:
 
         def advance(step: str) -> None:
             bar.update(STEPS.index(step) - bar.n)
             bar.set_description(step)
+            if not visible:  # a log shows that something happens, too
+                print(f"{step} ...", file=sys.stderr, flush=True)
 
         converter = converter_for(arguments.source, arguments.config)
         manifest, certificate = converter.convert(arguments.name, arguments.repo, arguments.version, advance=advance)

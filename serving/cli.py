@@ -113,7 +113,7 @@ def _missing(error: ModuleNotFoundError) -> str | None:
     extra = _EXTRAS.get(module)
     if extra is None:
         return None
-    return f"needs {module}, which is not installed: pip install 'beamline[{extra}]'"
+    return f"needs {module}, which is not installed: in this project's folder, pip install '.[{extra}]'"
 
 
 def _fail(message: str) -> int:

@@ -37,7 +37,10 @@ class Models:
         if self._default is not None:
             return self._default
         if len(self._by_name) != 1:
-            raise ModelNotFound(f"the request names no model, and there are several: {self._names()}")
+            raise ModelNotFound(
+                f"the request names no model, and there are several: {self._names()}; "
+                "name one (--model), or serve with --default-model"
+            )
         return next(iter(self._by_name))
 
     def _names(self) -> str:

@@ -25,6 +25,7 @@ Optional: "output_bias", "source_positions", "target_positions", "layer_norm_eps
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,7 @@ class _Original(nn.Module):
 
     def __init__(self, parts: Parts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str) -> None:
         super().__init__()
+        warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a remark about speed in training
         self.transformer = nn.Transformer(
             config.d_model,
             config.heads,

@@ -66,7 +66,8 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
-        "beamline: beamline convert needs torch, which is not installed: pip install 'beamline[convert]'\n"
+        "beamline: beamline convert needs torch, which is not installed: "
+        "in this project's folder, pip install '.[convert]'\n"
     )
 
 
