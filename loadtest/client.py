@@ -1,0 +1,206 @@
+"""How a request reaches a server: `Target` is all that the load tester knows of a protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from loadtest.errors import LoadTestError
+from loadtest.record import OK
+from loadtest.workload import Item, Options
+from protos import beamline_pb2 as pb
+
+_TRANSLATE = "/beamline.v1.Inference/Translate"
+_HEALTH = "/grpc.health.v1.Health/Check"  # every gRPC server says something to it, if only UNIMPLEMENTED
+_BOOLEANS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    roots: Path | None = None  # None: the system's
+    certificate: Path | None = None  # the client's own, for servers that ask
+    key: Path | None = None
+    server_name: str | None = None  # where the certificate names another host than the target
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where and how; small, since every process gets it."""
+
+    target: str
+    channels: int = 1  # TCP connections of each process
+    deadline: float = 30.0
+    connect_timeout: float = 10.0
+    tls: Tls | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer of any kind. `token_times`: when each token arrived, by `time.monotonic`; empty for an answer in one
+    piece."""
+
+    status: int
+    detail: str = ""
+    source_tokens: int = 0
+    target_tokens: int = 0
+    server_queue: float = float("nan")
+    token_times: Sequence[float] = ()
+
+
+class Target(Protocol):
+    """A server under test. A second protocol is a second class."""
+
+    async def connect(self) -> None:
+        """Returns when every connection stands, so that setting them up is not measured. Raises `LoadTestError` with
+        the reason if they don't in time."""
+        ...
+
+    async def send(self, item: Item) -> Reply:
+        """Never raises: a failure is a reply too."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class BeamlineTarget:
+    """`beamline.v1`, unary."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._metadata = _metadata(connection)
+        self._channels = [_channel(connection) for _ in range(connection.channels)]
+        self._calls = cycle(
+            [
+                channel.unary_unary(
+                    _TRANSLATE,
+                    request_serializer=pb.TranslateRequest.SerializeToString,
+                    response_deserializer=pb.TranslateResponse.FromString,
+                )
+                for channel in self._channels
+            ]
+        )
+        self._options: dict[Options, pb.DecodingOptions] = {}  # parsed once, not for every request
+
+    async def connect(self) -> None:
+        ends = time.monotonic() + self._connection.connect_timeout
+        for channel in self._channels:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), max(ends - time.monotonic(), 0.01))
+            except TimeoutError:
+                raise LoadTestError(await self._why_not(channel)) from None
+
+    async def send(self, item: Item) -> Reply:
+        try:
+            response = await next(self._calls)(
+                self._request(item), timeout=self._connection.deadline, metadata=self._metadata
+            )
+        except grpc.aio.AioRpcError as error:
+            return Reply(error.code().value[0], error.details() or "")
+        translation = response.translations[0] if response.translations else pb.Translation()
+        timings = translation.timings if translation.HasField("timings") else None
+        return Reply(
+            OK,
+            source_tokens=translation.source_tokens,
+            target_tokens=translation.target_tokens,
+            server_queue=timings.queue_ms / 1000 if timings is not None else float("nan"),
+        )
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    def _request(self, item: Item) -> pb.TranslateRequest:
+        options = self._options.get(item.options)
+        if options is None:
+            options = self._options[item.options] = decoding_options(item.options)
+        name, version = model_and_version(item.model)
+        return pb.TranslateRequest(model=name, version=version, inputs=[pb.Input(text=item.text)], options=options)
+
+    async def _why_not(self, channel: Any) -> str:
+        """A call says why there is no connection; waiting for one does not."""
+        target, patience = self._connection.target, self._connection.connect_timeout
+        trying = channel.get_state() is grpc.ChannelConnectivity.CONNECTING
+        try:
+            await channel.unary_unary(_HEALTH)(b"", timeout=1.0)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not trying:
+                return f"the server at {target} is not available: {error.details()}"
+        return (
+            f"the server at {target} accepts connections but did not answer for {patience:g} s: "
+            f"it hangs, or does not speak gRPC{'' if self._connection.tls else ' without TLS'}"
+        )
+
+
+def model_and_version(model: str) -> tuple[str, str]:
+    """`en-de/2` is version 2 of `en-de`."""
+    name, slash, version = model.rpartition("/")
+    return (name, version) if slash and version.isdigit() else (model, "")
+
+
+def decoding_options(options: Options) -> pb.DecodingOptions:
+    parsed = pb.DecodingOptions()
+    for name, value in options:
+        field = pb.DecodingOptions.DESCRIPTOR.fields_by_name.get(name)
+        if field is None:
+            known = ", ".join(pb.DecodingOptions.DESCRIPTOR.fields_by_name)
+            raise LoadTestError(f"there is no option {name!r}; there is {known}")
+        try:
+            setattr(parsed, name, _option_value(field, value))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise LoadTestError(f"option {name} can't be {value!r}") from None
+    return parsed
+
+
+def _option_value(field: Any, value: str) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_name[value].number
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return _BOOLEANS[value]
+    if field.cpp_type == field.CPPTYPE_STRING:
+        return value
+    return float(value) if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE) else int(value)
+
+
+def _channel(connection: Connection) -> grpc.aio.Channel:
+    options: list[tuple[str, Any]] = [
+        ("grpc.use_local_subchannel_pool", 1),  # or all channels of a process would share one connection
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.enable_retries", 0),  # a retry would hide a failure, and its time
+        ("grpc.initial_reconnect_backoff_ms", 250),
+        ("grpc.max_reconnect_backoff_ms", 1000),  # a server that comes back is soon seen again
+    ]
+    if connection.tls is None:
+        return grpc.aio.insecure_channel(connection.target, options=options)
+    if connection.tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", connection.tls.server_name))
+    tls = connection.tls
+    credentials = grpc.ssl_channel_credentials(_content(tls.roots), _content(tls.key), _content(tls.certificate))
+    return grpc.aio.secure_channel(connection.target, credentials, options=options)
+
+
+def _metadata(connection: Connection) -> tuple[tuple[str, str], ...]:
+    content = _content(connection.token_file)
+    if content is None:
+        return ()
+    token = content.decode("utf-8", "replace").strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise LoadTestError(f"{connection.token_file} holds no token")
+    return (("authorization", f"Bearer {token}"),)
+
+
+def _content(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LoadTestError(f"{path} can't be read: {error.strerror}") from error

@@ -1,0 +1,73 @@
+"""Is the load tester itself the bottleneck? Then what it measures is partly its own, and it has to say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest import units
+from loadtest.messages import WorkerHealth
+from loadtest.report.document import ClientHealth
+
+_WORKER_LIMIT = 0.9  # of a core: beyond it, sending waits for computing
+_LAG_LIMIT = 0.002  # seconds; lateness that would show in a fast server's p99 ...
+_LAG_SHARE = 0.05  # ... but not in a slow one's
+
+
+def judged(
+    workers: Sequence[WorkerHealth],
+    send_lags: NDArray[np.float64],
+    median_latency: float,
+    machine_busy: float | None,
+) -> ClientHealth:
+    """`send_lags`: actual less intended send times; empty for a closed loop, which has no intentions."""
+    busiest = max((each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers), default=0.0)
+    loop_lags = np.concatenate([each.loop_lags for each in workers]) if workers else np.empty(0)
+    send_p99, loop_p99 = _percentile(send_lags, 0.99), _percentile(loop_lags, 0.99)
+    limit = max(_LAG_LIMIT, _LAG_SHARE * median_latency)
+    reasons = []
+    if busiest > _WORKER_LIMIT:
+        reasons.append(f"a worker process used {units.share(busiest)} of a core; try more --workers or a lower rate")
+    if send_p99 is not None and send_p99 > limit:
+        reasons.append(f"1 % of the requests were sent {units.duration(send_p99)} late or later")
+    if loop_p99 is not None and loop_p99 > limit:
+        reasons.append(f"the event loop was {units.duration(loop_p99)} late or later 1 % of the time")
+    return ClientHealth(
+        saturated=bool(reasons),
+        reasons=tuple(reasons),
+        send_lag_p50=_percentile(send_lags, 0.5),
+        send_lag_p99=send_p99,
+        send_lag_max=float(send_lags.max()) if len(send_lags) else None,
+        loop_lag_p99=loop_p99,
+        busiest_worker=busiest,
+        machine_busy=machine_busy,
+    )
+
+
+class MachineLoad:
+    """The share of all cores that was in use, since it was made. None where /proc does not tell."""
+
+    def __init__(self) -> None:
+        self._began = _cpu_ticks()
+
+    def busy(self) -> float | None:
+        began, now = self._began, _cpu_ticks()
+        if began is None or now is None or now[1] <= began[1]:
+            return None
+        return 1 - (now[0] - began[0]) / (now[1] - began[1])
+
+
+def _cpu_ticks() -> tuple[int, int] | None:
+    """Idle, and all."""
+    try:
+        fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return fields[3] + fields[4], sum(fields)
+
+
+def _percentile(values: NDArray[np.float64], share: float) -> float | None:
+    return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else None

@@ -1,0 +1,30 @@
+"""What `--out DIR` holds after a run: report.json, report.html, report.md and requests.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.errors import LoadTestError
+from loadtest.record import Records, write_csv
+from loadtest.report.document import Report
+from loadtest.report.markdown import markdown
+from loadtest.report.page import page
+
+
+def prepare(folder: Path) -> None:
+    """Before the run: nobody wants to learn after an hour that nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LoadTestError(f"nothing can be written to {folder}: {error.strerror}") from error
+
+
+def write(folder: Path, report: Report, records: Sequence[Records]) -> None:
+    (folder / "report.json").write_text(report.model_dump_json() + "\n", encoding="utf-8")
+    (folder / "report.html").write_text(page(report), encoding="utf-8")
+    (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+    write_csv(folder / "requests.csv", enumerate(records, start=1))

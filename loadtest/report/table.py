@@ -1,0 +1,122 @@
+"""The result for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadtest import units
+from loadtest.report.document import Distribution, Percentile, Report, SearchResult, Stage
+
+
+def summary(report: Report) -> str:
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    setup = report.setup
+    models = ", ".join(model or "the default model" for model in setup.models)
+    yield f"{models} at {setup.target}: {setup.workload}"
+    if len(report.stages) == 1:
+        yield from _stage(report.stages[0])
+    else:
+        yield from _sweep(report)
+    for stage in report.stages:
+        prefix = f"{stage.arrivals}: " if len(report.stages) > 1 else ""
+        if stage.stopped:
+            yield f"STOPPED EARLY: {prefix}{stage.stopped}. The numbers are of the time before."
+    for reason in dict.fromkeys(_saturation(report)):
+        yield f"THE LOAD TESTER IS THE BOTTLENECK: {reason}"
+    for gate in report.gates:
+        yield f"{'FAILED' if gate.failed else 'ok':>8}  {gate.expression}: measured {gate.measured}"
+
+
+def _stage(stage: Stage) -> Iterator[str]:
+    warmup = f", after {stage.warmup:g} s of warm-up" if stage.warmup else ""
+    yield f"{stage.arrivals}, measured for {stage.seconds:.4g} s{warmup}"
+    yield ""
+    yield f"  {'requests':<14} {stage.sent} sent, {stage.ok} answered, {stage.failed} failed"
+    yield f"  {'throughput':<14} {units.rate(stage.throughput)}{_rate_interval(stage)}"
+    if stage.target_tokens_rate:
+        tokens = f"{units.rate(stage.source_tokens_rate)} read, {units.rate(stage.target_tokens_rate)} written"
+        yield f"  {'tokens':<14} {tokens}"
+    for name, distribution in (
+        ("latency", stage.latency),
+        *((each.model, each.latency) for each in stage.by_model),
+        ("first token", stage.first_token),
+        ("token gap", stage.token_gap),
+        ("server's queue", stage.server_queue),
+    ):
+        yield from _distribution(name, distribution)
+    for times in stage.server_times:
+        if times.mean_step_seconds is not None:
+            occupancy = f", {units.share(times.mean_occupancy)} of the slots" if times.mean_occupancy else ""
+            steps = f"{times.steps} of {units.duration(times.mean_step_seconds)}{occupancy}"
+            yield f"  {'steps':<14} {steps} ({times.model})"
+    for status in stage.statuses:
+        if status.status != "OK":
+            yield f"  {status.status}: {status.count}: {status.detail}"
+    yield ""
+    for note in stage.notes:
+        yield f"note: {note}"
+
+
+def _distribution(name: str, distribution: Distribution | None) -> Iterator[str]:
+    if distribution is None:
+        return
+    yield f"  {name:<14} mean {units.duration(distribution.mean)}, max {units.duration(distribution.maximum)}"
+    for percentile in distribution.percentiles:
+        yield f"  {f'p{100 * percentile.share:g}':>14} {value(percentile)}{_interval(percentile)}"
+
+
+def _sweep(report: Report) -> Iterator[str]:
+    yield ""
+    yield f"  {'offered':>10} {'answered':>10} {'p50':>10} {'p95':>10} {'p99':>10} {'failed':>8}"
+    for index, stage in enumerate(report.stages):
+        by_share = {each.share: each for each in (stage.latency.percentiles if stage.latency else ())}
+        values = " ".join(f"{value(by_share.get(share)):>10}" for share in (0.5, 0.95, 0.99))
+        failed = units.share(stage.failed / stage.sent) if stage.sent else "-"
+        mark = "  <- highest" if report.search is not None and report.search.stage == index else ""
+        yield (
+            f"  {units.rate(stage.offered_rate):>10} {units.rate(stage.throughput):>10} {values} {failed:>8}{mark}"
+            + ("  (load tester saturated)" if stage.client.saturated else "")
+        )
+    yield ""
+    if report.search is not None:
+        yield found(report.search)
+
+
+def found(search: SearchResult) -> str:
+    if search.rate is None:
+        return f"no rate held {search.limit}"
+    sentence = f"{search.limit} holds up to {units.rate(search.rate)}"
+    if search.exhausted:
+        return f"{sentence}, the highest that was tried (--max-rate)"
+    if search.limited_by_client:
+        return f"{sentence}; above it the load tester is the bottleneck, so the server may do more"
+    return sentence
+
+
+def _saturation(report: Report) -> Iterator[str]:
+    """Of a sweep's overloaded stages it is said in the table."""
+    if len(report.stages) == 1:
+        yield from report.stages[0].client.reasons
+    elif report.search is not None and report.search.stage is not None:
+        yield from report.stages[report.search.stage].client.reasons
+
+
+def value(percentile: Percentile | None) -> str:
+    if percentile is None:
+        return "-"
+    return f"{'>= ' if percentile.at_least else ''}{units.duration(percentile.seconds)}"
+
+
+def _interval(percentile: Percentile) -> str:
+    if percentile.interval is None:
+        return ""
+    return f"  ({units.duration(percentile.interval.low)} to {units.duration(percentile.interval.high)})"
+
+
+def _rate_interval(stage: Stage) -> str:
+    if stage.throughput_interval is None:
+        return ""
+    return f"  ({units.rate(stage.throughput_interval.low)} to {units.rate(stage.throughput_interval.high)})"

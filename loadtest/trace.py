@@ -1,0 +1,66 @@
+"""Trace files: JSON lines, `{"time": 0.25, "text": "...", "model": "en-de", "options": {"beam_size": 4}}`.
+
+`time` is in seconds from any beginning; `model` and `options` may be left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from loadtest.arrivals import Replay
+from loadtest.errors import LoadTestError
+from loadtest.workload import Item, TraceWorkload
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    time: float = Field(allow_inf_nan=False)
+    text: str
+    model: str | None = None
+    options: dict[str, str | bool | int | float] = {}
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines that are not blank."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadTestError(f"{path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LoadTestError(f"{path} is not UTF-8: {error}") from error
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def read_trace(path: Path, model: str, speed: float) -> tuple[Replay, TraceWorkload]:
+    """Both halves of a trace; `model` is for the lines that name none."""
+    lines = [_parsed(path, number, line) for number, line in enumerate(read_lines(path), start=1)]
+    if not lines:
+        raise LoadTestError(f"{path} holds no request")
+    lines.sort(key=lambda line: line.time)
+    began = lines[0].time
+    items = tuple(
+        Item(number, line.text, model if line.model is None else line.model, _options(line))
+        for number, line in enumerate(lines)
+    )
+    return Replay(tuple(line.time - began for line in lines), speed), TraceWorkload(items)
+
+
+def _parsed(path: Path, number: int, line: str) -> _Line:
+    try:
+        return _Line.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        raise LoadTestError(f"{path}, request {number}: {reason}") from error
+
+
+def _options(line: _Line) -> tuple[tuple[str, str], ...]:
+    return tuple((name, _as_text(value)) for name, value in sorted(line.options.items()))
+
+
+def _as_text(value: str | bool | int | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,240 @@
+"""What is sent: texts, models and options. Request `n` is the same in every run with the same seed, however many
+processes share the work."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.errors import LoadTestError
+
+# Names and values as the command line has them; what they mean is the target's business.
+Options = tuple[tuple[str, str], ...]
+
+_BLOCK = 4096  # requests whose choices are drawn at once
+_CORPUS = 1 << 18  # characters that synthetic texts are cut from
+_WORD = 5.5  # letters, in the mean
+LONGEST = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    number: int
+    text: str
+    model: str
+    options: Options
+
+
+class Workload(Protocol):
+    """Picklable; every process asks its own copy for the requests that it sends."""
+
+    def item(self, number: int) -> Item: ...
+
+    def kinds(self) -> list[Item]:
+        """One request for every model and every set of options: what can be wrong with a run shows here."""
+        ...
+
+    def __str__(self) -> str: ...
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Mix(Generic[T]):
+    """Things with their weights."""
+
+    choices: tuple[T, ...]
+    weights: tuple[float, ...]
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        weights = np.asarray(self.weights)
+        return rng.choice(len(self.choices), size=count, p=weights / weights.sum())
+
+
+def only(choice: T) -> Mix[T]:
+    return Mix((choice,), (1.0,))
+
+
+class Texts(Protocol):
+    def text(self, number: int) -> str: ...
+
+    def __str__(self) -> str: ...
+
+
+class MixedWorkload:
+    def __init__(self, texts: Texts, models: Mix[str], options: Mix[Options], seed: int) -> None:
+        self._texts = texts
+        self._models = models
+        self._options = options
+        self._seed = seed
+        self._block = -1
+        self._model_of: list[int] = []
+        self._options_of: list[int] = []
+
+    def item(self, number: int) -> Item:
+        block, index = divmod(number, _BLOCK)
+        if block != self._block:
+            rng = np.random.default_rng([self._seed, 3, block])
+            self._model_of = self._models.draw(rng, _BLOCK).tolist()
+            self._options_of = self._options.draw(rng, _BLOCK).tolist()
+            self._block = block
+        return Item(
+            number,
+            self._texts.text(number),
+            self._models.choices[self._model_of[index]],
+            self._options.choices[self._options_of[index]],
+        )
+
+    def kinds(self) -> list[Item]:
+        text = self._texts.text(0)
+        return [Item(0, text, model, options) for model in self._models.choices for options in self._options.choices]
+
+    def __str__(self) -> str:
+        return str(self._texts)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWorkload:
+    """The requests of a trace, in its order; from the beginning again if there are not enough."""
+
+    items: tuple[Item, ...]
+
+    def item(self, number: int) -> Item:
+        return self.items[number % len(self.items)]
+
+    def kinds(self) -> list[Item]:
+        return list({(item.model, item.options): item for item in reversed(self.items)}.values())
+
+    def __str__(self) -> str:
+        return f"{len(self.items)} requests of a trace"
+
+
+class FileTexts:
+    """Lines in random order: each once before any comes again."""
+
+    def __init__(self, lines: Sequence[str], seed: int) -> None:
+        if not lines:
+            raise LoadTestError("there is no text to send: every line is blank")
+        self._lines = list(lines)
+        self._seed = seed
+        self._round = -1
+        self._order: list[int] = []
+
+    def text(self, number: int) -> str:
+        turn, index = divmod(number, len(self._lines))
+        if turn != self._round:
+            self._order = np.random.default_rng([self._seed, 4, turn]).permutation(len(self._lines)).tolist()
+            self._round = turn
+        return self._lines[self._order[index]]
+
+    def __str__(self) -> str:
+        return f"{len(self._lines)} texts of a file"
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    length: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        return np.full(count, self.length, np.int64)
+
+    def __str__(self) -> str:
+        return f"of {self.length} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    low: int
+    high: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        return rng.integers(self.low, self.high, count, endpoint=True)
+
+    def __str__(self) -> str:
+        return f"of {self.low} to {self.high} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """What the lengths of sentences look like: most are short, a few are long."""
+
+    median: float
+    sigma: float
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        lengths = np.rint(self.median * np.exp(self.sigma * rng.standard_normal(count)))
+        return np.clip(lengths, 1, LONGEST).astype(np.int64)
+
+    def __str__(self) -> str:
+        return f"of about {self.median:g} characters (lognormal, sigma {self.sigma:g})"
+
+
+Lengths = Fixed | Uniform | Lognormal
+
+
+class SyntheticTexts:
+    """Words that mean nothing, of exactly as many characters (and bytes) as drawn. Each text begins with its number, in
+    letters: no two are the same, unless only `distinct` of them are asked for or they are too short for it."""
+
+    def __init__(self, lengths: Lengths, seed: int, distinct: int | None = None) -> None:
+        self._lengths = lengths
+        self._seed = seed
+        self._distinct = distinct
+        self._corpus = ""
+        self._block = -1
+        self._drawn: list[tuple[int, int]] = []  # length and place of each text of the block
+
+    def text(self, number: int) -> str:
+        # Prime to most counts, so that repeated texts do not keep step with other things that repeat.
+        which = number if self._distinct is None else number * 7919 % self._distinct
+        block, index = divmod(which, _BLOCK)
+        if block != self._block:
+            self._draw(block)
+        length, place = self._drawn[index]
+        letters = _letters(which)
+        if length < len(letters) + 2:
+            return letters[-length:].rjust(length, "0")
+        words = self._corpus[place : place + length - len(letters) - 1]
+        # A server may strip or join spaces, and the length would be another.
+        if words[0] == " " or words[-1] == " ":
+            words = f"{words.strip()}{'x' * (len(words) - len(words.strip()))}"
+        return f"{letters} {words}"
+
+    def _draw(self, block: int) -> None:
+        if not self._corpus:
+            self._corpus = _words(np.random.default_rng([self._seed, 5]))
+        rng = np.random.default_rng([self._seed, 6, block])
+        lengths = self._lengths.draw(rng, _BLOCK).tolist()
+        places = rng.integers(0, _CORPUS - LONGEST, _BLOCK).tolist()
+        self._drawn = list(zip(lengths, places, strict=True))
+        self._block = block
+
+    def __str__(self) -> str:
+        count = "all different" if self._distinct is None else f"{self._distinct} different"
+        return f"synthetic texts {self._lengths}, {count}"
+
+
+def _letters(number: int) -> str:
+    """The number in base 26, last digit last."""
+    letters = ""
+    while True:
+        number, digit = divmod(number, 26)
+        letters = string.ascii_lowercase[digit] + letters
+        if not number:
+            return letters
+
+
+def _words(rng: np.random.Generator) -> str:
+    alphabet = np.frombuffer((string.ascii_lowercase + " ").encode(), np.uint8)
+    chances = np.full(27, (1 - 1 / _WORD) / 26)
+    chances[-1] = 1 / _WORD
+    letters = rng.choice(alphabet, _CORPUS, p=chances)
+    doubled = (letters == ord(" ")) & (np.roll(letters, 1) == ord(" "))
+    letters[doubled] = ord("e")
+    return letters.tobytes().decode("ascii")

@@ -1,0 +1,245 @@
+"""Gates, limits, the search, the comparison, and what the tool says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest import compare, health
+from loadtest.command import exit_code
+from loadtest.errors import LoadTestError
+from loadtest.gate import parse_gate, parse_limit, shares_of
+from loadtest.messages import WorkerHealth
+from loadtest.report.document import GateResult, SearchResult, read
+from loadtest.runner import holds_limit
+from loadtest.search import Bounds, Verdict, highest_rate
+from loadtest.units import duration, rate, seconds, share
+from tests.loadtest.doubles import exponential_stage, latency_of, records_of, report_of, stage_from
+
+UNAVAILABLE = 14
+
+
+def test_durations_are_read_and_written():
+    assert [seconds(text) for text in ("500ms", "2s", "1.5m", "3", "250 us")] == [0.5, 2, 90, 3, pytest.approx(25e-5)]
+    assert [duration(value) for value in (0.0005, 0.0123, 0.5, 2, 90)] == [
+        "500 µs",
+        "12.3 ms",
+        "500 ms",
+        "2.00 s",
+        "1.5 min",
+    ]
+    assert (rate(1234.5), share(0.0123), duration(None)) == ("1234/s", "1.23 %", "-")
+    for text in ("", "fast", "-1s", "5 parsecs"):
+        with pytest.raises(LoadTestError, match="is no duration"):
+            seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "fails"),
+    [
+        ("p95>500ms", False),
+        ("p95>10ms", True),
+        ("p95 >= 10ms", True),
+        ("p97.5>1ms", True),
+        ("mean<1s", True),
+        ("max>1h", False),
+        ("throughput<100", False),
+        ("throughput<1000/s", True),
+        ("errors>1%", False),
+        ("errors>=0", True),
+        ("first_token_p95>1s", True),  # nothing streamed: it can't be promised
+        ("rate<5", True),  # nothing searched
+    ],
+)
+def test_gates(expression, fails):
+    gate = parse_gate(expression)
+    records = records_of(np.linspace(0, 9.99, 2000), np.random.default_rng(0).exponential(0.05, 2000))
+    stage = stage_from(records, 200, 10)
+    assert gate.check(stage, None).failed is fails
+
+
+def test_percentiles_that_gates_name_are_measured():
+    gates = [parse_gate("p97.5>1ms"), parse_gate("errors>1%")]
+    assert shares_of(gates, parse_limit("p90=1s")) == {0.975, 0.9}
+    few = stage_from(records_of([1, 2, 3], [0.1, 0.2, 0.3]), 1, 10)
+    assert gates[0].check(few, None).measured == "300 ms"  # of three, the slowest bounds every percentile
+
+
+@pytest.mark.parametrize(
+    "text", ["p95", "p0>1s", "p100>1s", "speed>3", "p95=1s", "errors>many", "first_token_errors>1"]
+)
+def test_wrong_gates_are_refused(text):
+    with pytest.raises(LoadTestError):
+        parse_gate(text)
+
+
+def test_limits():
+    limit = parse_limit("p95=500ms")
+    assert (limit.share, limit.seconds) == (0.95, 0.5)
+    with pytest.raises(LoadTestError, match="write p95=500ms"):
+        parse_limit("95")
+
+
+def test_a_limit_is_not_held_by_failing_or_falling_behind():
+    limit = parse_limit("p95=1s")
+    good = exponential_stage()
+    assert holds_limit(good, limit, 0.0)
+    times = np.linspace(0, 9.99, 1000)
+    failing = stage_from(records_of(times, [0.1] * 1000, [0] * 980 + [UNAVAILABLE] * 20), 100, 10)
+    assert not holds_limit(failing, limit, 0.01)
+    assert holds_limit(failing, limit, 0.05)
+    growing = stage_from(records_of(times, times * 0.09), 100, 10)  # every second, a bit slower
+    assert latency_of(growing).maximum < 1
+    assert holds_limit(growing, limit, 0.0)
+    behind = stage_from(records_of(times, times * 0.3), 100, 10)
+    assert not holds_limit(behind, parse_limit("p95=1h"), 0.0)
+    assert any("did not keep up" in note for note in behind.notes)
+
+
+# -- the search -----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    def __init__(self, capacity: float, client_capacity: float = 1e9) -> None:
+        self.capacity, self.client_capacity = capacity, client_capacity
+        self.tried: list[float] = []
+
+    def __call__(self, rate: float) -> Verdict:
+        self.tried.append(rate)
+        return Verdict(rate <= min(self.capacity, self.client_capacity), client_saturated=rate > self.client_capacity)
+
+
+@pytest.mark.parametrize("capacity", [0.7, 3.0, 10.0, 47.0, 333.3, 5000.0])
+def test_the_search_finds_the_capacity(capacity):
+    server = Server(capacity)
+    found = highest_rate(server, Bounds(first=10, largest=100_000))
+    assert found.rate is not None
+    assert found.rate <= capacity <= found.rate * 1.051
+    assert server.tried.count(found.rate) == 2  # confirmed
+    assert len(server.tried) <= 20
+
+
+def test_the_search_knows_its_ends():
+    assert highest_rate(Server(0.01), Bounds(10, 1000)).rate is None
+    top = highest_rate(Server(1e9), Bounds(10, 300))
+    assert (top.rate, top.exhausted) == (300, True)
+    limited = highest_rate(Server(1e9, client_capacity=100), Bounds(10, 1e6))
+    assert limited.limited_by_client
+    assert limited.rate is not None
+    assert limited.rate <= 100 <= limited.rate * 1.051
+
+
+def test_luck_is_not_confirmed():
+    """A rate that held once and then not is no result."""
+    lucky = iter([True])
+
+    def measure(rate: float) -> Verdict:
+        return Verdict(rate <= 20 or (rate == 40 and next(lucky, False)))
+
+    assert highest_rate(measure, Bounds(10, 1e6)).rate == pytest.approx(20, rel=0.051)
+
+
+def test_a_lost_server_ends_the_search():
+    calls = []
+
+    def measure(rate: float) -> Verdict:
+        calls.append(rate)
+        return Verdict(holds=False, abandoned=True)
+
+    assert highest_rate(measure, Bounds(10, 1e6)).rate is None
+    assert len(calls) == 1
+
+
+# -- the comparison -------------------------------------------------------------------------------------------------
+
+
+def test_the_same_again_is_noise():
+    different = [
+        each.metric
+        for seed in range(5)
+        for each in compare.differences(exponential_stage(seed=2 * seed), exponential_stage(seed=2 * seed + 1))
+        if not each.noise
+    ]
+    assert len(different) <= 2  # of 45 looks at a 99 % interval
+
+
+def test_a_slower_server_is_seen():
+    before, after = exponential_stage(mean=0.05, seed=1), exponential_stage(mean=0.06, seed=2)
+    found = {each.metric: each for each in compare.differences(before, after)}
+    assert not found["p50"].noise
+    assert not found["mean"].noise
+    assert (found["p50"].low or 0) < 0.2 < (found["p50"].high or 0)
+    assert found["errors"].noise
+    text = compare.text(report_of(before), report_of(after))
+    assert "Different: mean, p50" in text
+    assert "noise" in text
+
+
+def test_short_runs_can_not_be_told_apart():
+    stage = exponential_stage(seconds=1)
+    assert "Too short to tell" in compare.text(report_of(stage), report_of(stage))
+
+
+def test_sweeps_are_compared_rate_by_rate():
+    sweep = report_of(*(exponential_stage(rate=rate) for rate in (50, 100)))
+    assert [(a.offered_rate, b.offered_rate) for a, b in compare.paired(sweep, sweep)] == [(50, 50), (100, 100)]
+    with pytest.raises(LoadTestError, match="no stage with the same rate"):
+        compare.paired(sweep, report_of(*(exponential_stage(rate=rate) for rate in (51, 102))))
+
+
+# -- itself ---------------------------------------------------------------------------------------------------------
+
+
+def judged(cpu=0.5, loop_lag=1e-4, send_lag=1e-4, median=0.01):
+    worker = WorkerHealth(cpu_seconds=cpu * 10, wall_seconds=10, loop_lags=np.full(100, loop_lag))
+    return health.judged([worker], np.full(100, send_lag), median, 0.5)
+
+
+def test_it_says_when_it_is_the_bottleneck():
+    assert not judged().saturated
+    assert "more --workers" in judged(cpu=0.95).reasons[0]
+    assert "sent 3.00 ms late" in judged(send_lag=0.003).reasons[0]
+    assert "event loop" in judged(loop_lag=0.003).reasons[0]
+    assert not judged(send_lag=0.003, median=0.5).saturated  # three milliseconds in half a second
+
+
+def test_exit_codes():
+    good = exponential_stage()
+    bad = stage_from(records_of([1, 2, 3], [0.1] * 3, [0, 0, UNAVAILABLE]), 1, 10)
+    dead = stage_from(records_of([1], [0.1], [UNAVAILABLE]), 1, 10)
+    gate = GateResult(expression="p95>1ms", measured="5 ms", failed=True)
+    nothing = SearchResult(limit="p95=1s", rate=None, stage=None, limited_by_client=False, exhausted=False)
+    assert exit_code(report_of(good), 0.0) == 0
+    assert exit_code(report_of(bad), 0.0) == 3
+    assert exit_code(report_of(bad), 0.5) == 0
+    assert exit_code(report_of(good, bad), 0.0) == 0
+    assert exit_code(report_of(dead, dead), 1.0) == 3
+    assert exit_code(report_of(good).model_copy(update={"complete": False}), 0.0) == 3
+    assert exit_code(report_of(good).model_copy(update={"gates": (gate,)}), 0.0) == 1
+    assert exit_code(report_of(good, search=nothing), 0.0) == 1
+
+
+# -- the stored report ----------------------------------------------------------------------------------------------
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path):
+    report = report_of(exponential_stage())
+    (tmp_path / "report.json").write_text(report.model_dump_json())
+    assert read(tmp_path / "report.json") == read(tmp_path) == report
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: "{", "no report"),
+        (lambda text: text.replace('"format_version":1', '"format_version":2'), "beamline.loadtest 2; this beamline"),
+        (lambda text: text.replace('"sent":', '"send":'), "is damaged: stages.0.sent: Field required"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(tmp_path: Path, change, reason):
+    path = tmp_path / "report.json"
+    path.write_text(change(report_of(exponential_stage()).model_dump_json()))
+    with pytest.raises(LoadTestError, match=reason):
+        read(path)
