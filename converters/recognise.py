@@ -6,7 +6,7 @@ from pathlib import Path
 
 from converters.base import Converter
 from converters.checkpoint import read_json
-from converters.families import reference, torch_transformer
+from converters.families import recurrent, reference, torch_recurrent, torch_transformer
 from serving.errors import ConversionError
 
 
@@ -18,11 +18,19 @@ def converter_for(source: Path, config: Path | None = None) -> Converter:
     kind = content.get("family") or content.get("model_type")
     if kind == reference.MODEL_TYPE:
         return reference.ReferenceConverter(source)
+    if kind == recurrent.MODEL_TYPE:
+        return recurrent.RecurrentConverter(source)
+    if kind == torch_recurrent.FAMILY:
+        return torch_recurrent.TorchRecurrentConverter(source, config or source / "config.json")
     if kind == torch_transformer.FAMILY:
         return torch_transformer.TorchTransformerConverter(source, config or source / "config.json")
     if kind == "marian":
         from converters.families.marian import MarianConverter  # only this one needs transformers
 
         return MarianConverter(source)
-    known = ", ".join((reference.MODEL_TYPE, torch_transformer.FAMILY, "marian"))
-    raise ConversionError(f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}")
+    families = (torch_transformer.FAMILY, torch_recurrent.FAMILY, recurrent.MODEL_TYPE, "marian")
+    known = ", ".join((reference.MODEL_TYPE, *families))
+    raise ConversionError(
+        f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}. "
+        "A checkpoint in other names needs a file that names its parts: --config FILE"
+    )

@@ -33,6 +33,7 @@ class WeightStore:
         """Leaves the graph with small constants only, and without the notes that tracing left in it (stack traces with
         the paths of this machine)."""
         _strip(model)
+        _drop_unused(model.graph)
         for value in list(model.graph.initializers.values()):
             tensor = value.const_value
             assert tensor is not None
@@ -72,6 +73,13 @@ def _strip(model: ir.Model) -> None:
         value.metadata_props.clear()
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
+
+
+def _drop_unused(graph: ir.Graph) -> None:
+    """Constants that tracing left over, about which a runtime would complain at every load."""
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
 
 
 def _as_half(tensor: ir.TensorProtocol) -> ir.TensorProtocol | None:

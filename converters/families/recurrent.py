@@ -1,0 +1,25 @@
+"""Our own recurrent checkpoints: `config.json`, `model.safetensors` and a sentencepiece model, as the recipe in
+`examples/translation` writes them."""
+
+from __future__ import annotations
+
+from converters.base import Converter, Loaded
+from converters.checkpoint import fill, read_json, read_weights
+from converters.families.reference import config_of, loaded, with_tied
+from converters.modules.recurrent import Recurrent, RecurrentConfig
+from converters.modules.recurrent_graphs import RecurrentSteps
+
+MODEL_TYPE = "beamline_recurrent"
+
+
+class RecurrentConverter(Converter):
+    family = "recurrent"
+
+    def load(self) -> Loaded:
+        content = read_json(self.source / "config.json")
+        config = config_of(RecurrentConfig, content, self.source)
+        model = Recurrent(config)
+        embeddings = ("target_embedding.weight", "source_embedding.weight")
+        fill(model, with_tied(read_weights(self.source), config, *embeddings), str(self.source))
+        model.eval()
+        return loaded(self.source, content, config, RecurrentSteps(model), model)

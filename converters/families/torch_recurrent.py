@@ -1,0 +1,88 @@
+"""Any encoder-decoder built on `torch.nn.RNN`, `LSTM` or `GRU`, through a small config that names its parts.
+
+    {
+      "family": "torch_recurrent",
+      "weights": "model.safetensors",
+      "tokenizer": "spm.model",
+      "encoder": "encoder.rnn",                 where the nn.GRU (or RNN, LSTM) is in the state dict
+      "decoder": "decoder.rnn",                 the same; an nn.GRUCell (or RNNCell, LSTMCell) will do
+      "source_embedding": "encoder.embedding.weight",
+      "target_embedding": "decoder.embedding.weight",
+      "output": "decoder.out.weight",           the same tensor as the target embedding: tied
+      "output_bias": "decoder.out.bias",
+      "bridge": "tanh",                         or "zero", "copy", "linear"
+      "bridge_hidden": ["encoder.fc"],          by decoder layer, the nn.Linear that makes its first state
+      "attention": "additive",                  or "none", "dot", "scaled_dot", "general"
+      "attention_query": "decoder.attention.query",
+      "attention_key": "decoder.attention.key", the same name twice: one nn.Linear over [query, key]
+      "attention_energy": "decoder.attention.v",
+      "attention_order": "previous",            the state before a step asks, or the "new" one
+      "decoder_input": ["embedding", "context"],          what enters the decoder, in this order; "fed": input feeding
+      "readout_input": ["hidden", "context", "embedding"],  what leaves it, likewise, towards the output
+      "max_positions": 256,
+      "pad_id": 0, "eos_id": 3, "decoder_start_id": 2
+    }
+
+Optional: "readout" (an nn.Linear before the output) with "readout_activation"; "bridge_cell" (an LSTM's second state),
+"bridge_from", "merge", "reverse_source", "nonlinearity" (of an nn.RNN), "window", "window_radius", "attention_place"
+and "attention_place_energy" (of a predicted window), "source_eos", "decoding", "source_language", "target_language",
+"description". `RecurrentConfig` says what they mean. Widths, depths and directions are read off the weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.base import Converter, Loaded
+from converters.checkpoint import fill, read_weights
+from converters.families.reference import limits_of, vocabulary_of
+from converters.families.sentencepiece_text import SentencePieceText
+from converters.families.torch_recurrent_original import Linear, Original
+from converters.families.torch_recurrent_weights import StateDict, read_parts
+from converters.modules.recurrent import Recurrent
+from converters.modules.recurrent_graphs import RecurrentSteps
+from serving.errors import UnsupportedCheckpoint
+from serving.manifest import DecodingDefaults
+
+FAMILY = "torch_recurrent"
+
+
+class TorchRecurrentConverter(Converter):
+    family = FAMILY
+
+    def __init__(self, source: Path, config: Path) -> None:
+        super().__init__(source)
+        self.config = config
+
+    def load(self) -> Loaded:
+        parts = read_parts(self.config)
+        state_dict = StateDict(parts, read_weights(self.source, (parts.weights,)), self.config.name)
+        if state_dict.reasons:
+            raise UnsupportedCheckpoint(str(self.source), state_dict.reasons)
+        config = state_dict.config()
+        if config.problems():
+            raise UnsupportedCheckpoint(str(self.source), config.problems())
+        model = Recurrent(config)
+        fill(model, state_dict.mapped(config), str(self.source))
+        model.eval()
+        text = SentencePieceText(self.source / parts.tokenizer, add_eos=parts.source_eos)
+        return Loaded(
+            model=RecurrentSteps(model),
+            original=Original(
+                config=config,
+                stacks=state_dict.stacks,
+                embeddings=(state_dict.tensors[parts.source_embedding], state_dict.tensors[parts.target_embedding]),
+                linears=state_dict.linears,
+                output=Linear(state_dict.tensors[parts.output], state_dict.optional(parts.output_bias)),
+                decoder_input=parts.decoder_input,
+                readout_input=parts.readout_input,
+            ).eval(),
+            source_text=text,
+            target_text=text,
+            vocabulary=vocabulary_of(config),
+            limits=limits_of(config),
+            defaults=DecodingDefaults(**{"max_length": config.max_positions, **parts.decoding}),
+            source_languages=(parts.source_language,) if parts.source_language else (),
+            target_languages=(parts.target_language,) if parts.target_language else (),
+            description=parts.description,
+        )
