@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,25 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from converters.modules.recurrent import Recurrent, RecurrentConfig
 from converters.modules.transformer import Transformer, TransformerConfig
 from examples.translation.data import END, PAD, START
 
-Model = Transformer
+Model = Transformer | Recurrent
 WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "spm.model"
 
 
 @dataclass(frozen=True)
 class Kind:
     model_type: str  # as config.json names it
-    config: type[TransformerConfig]
+    config: Callable[..., Any]  # the class of `module`'s config
     module: type[Model]
 
 
-KINDS = {"transformer": Kind("beamline_transformer", TransformerConfig, Transformer)}
+KINDS = {
+    "transformer": Kind("beamline_transformer", TransformerConfig, Transformer),
+    "recurrent": Kind("beamline_recurrent", RecurrentConfig, Recurrent),
+}
 
 
 def build(kind: str, architecture: dict[str, Any], vocab_size: int) -> Model:
@@ -49,8 +54,9 @@ def build(kind: str, architecture: dict[str, Any], vocab_size: int) -> Model:
     return KINDS[kind].module(config)
 
 
-def hidden_states(model: Model, memory: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
-    """What `output` turns into logits, [B, T, d]: apart, because few of them may need logits."""
+def hidden_states(model: Model, memory: Any, source_mask: Tensor, target: Tensor) -> Tensor:
+    """What `output` turns into logits, [B, T, d]: apart, because few of them may need logits. `memory` is what the
+    model's own `encode` gave."""
     hidden, _ = model.decode(memory, source_mask, target)
     return hidden
 

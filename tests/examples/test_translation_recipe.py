@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from converters.recognise import converter_for
 from examples.translation import models
 from examples.translation.data import END, START, Corpus, Tokens, load_vocabulary
 from examples.translation.evaluate import mean_nll, translate
@@ -137,6 +138,42 @@ def test_training_goes_on_from_an_exported_checkpoint(run: Path, data: Path, tmp
                 str(run / "checkpoint"),
             ]
         )
+
+
+def test_a_recurrent_model_trains_and_converts_too(run: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    architecture = {
+        "cell": "gru",
+        "embedding_width": 24,
+        "encoder_width": 16,
+        "decoder_width": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "bidirectional": "all",
+        "bridge_from": "top",
+        "attention_width": 16,
+        "attention_order": "previous",
+        "readout_width": 24,
+        "max_positions": 128,
+    }
+    changes = {"model": "recurrent", "architecture": architecture, "max_steps": 20, "bleu_lines": 3}
+    main([*command(tmp_path, data, out, **changes), "--spm", str(run / "spm.model")])
+    trained, validated = log_of(out, "train_loss"), log_of(out, "valid_nll")
+    assert trained[20] < trained[5] - 0.3
+    assert validated[20] < validated[0]
+    trained_model = models.load(out / "checkpoint").eval()
+    loaded = converter_for(out / "checkpoint").load()
+    source, target = torch.tensor([[5, 6, 7, END]]), torch.tensor([[START, 8, 9]])
+    mask = torch.ones_like(source, dtype=torch.bool)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.original(source, mask, target), trained_model(source, mask, target))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("en-de", 10e6), ("en-de-gru", 10e6)])
+def test_the_example_settings_can_be_built(name: str, limit: float) -> None:
+    settings = Settings.read(Path(models.__file__).parent / f"{name}.json")
+    model = models.build(settings.model, settings.architecture, settings.vocab_size)
+    assert sum(parameter.numel() for parameter in model.parameters()) <= limit
 
 
 def wait_for(condition: Any, seconds: float = 60) -> None:
