@@ -30,5 +30,5 @@ WORKDIR /home/beamline
 EXPOSE 8001 8002
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8002/healthz', timeout=2)"]
-ENTRYPOINT ["beamline", "serve"]
+ENTRYPOINT ["beamline", "serve", "--host", "0.0.0.0"]
 CMD ["--repo", "/models"]
