@@ -8,7 +8,7 @@ same scores. The score graph must give the original's log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -288,8 +288,4 @@ def _text_exact_share(folder: Path, manifest: Manifest, loaded: Loaded, lines: S
             and target.decode(target_ids) == loaded.target_text.decode(target_ids)
         )
 
-    return share(lines, same)
-
-
-def share(lines: Sequence[str], same: Callable[[str], bool]) -> float:
     return sum(map(same, lines)) / len(lines)

@@ -20,7 +20,6 @@ from converters.modules.transformer_graphs import TransformerSteps
 from converters.tokenization import ConvertedTokenizer, from_marian
 from serving.errors import UnsupportedCheckpoint
 
-MODEL_TYPE = "marian"
 _REQUIRED = (
     "vocab_size",
     "d_model",
