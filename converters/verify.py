@@ -158,17 +158,18 @@ class _Graphs:
             return ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
 
         self.manifest = manifest
-        self.encoder = session(manifest.graphs.encoder.file)
+        self.encoder = session(manifest.graphs.encoder.file) if manifest.graphs.encoder else None
         self.step = session(manifest.graphs.step.file)
         self.score = session(manifest.graphs.score.file)
 
     def beams(self, sources: Sequences, width: int, steps: int) -> list[_Beams]:
         manifest, batch = self.manifest, len(sources)
         ids, mask = _padded(sources, manifest.vocabulary.pad_id)
+        assert self.encoder is not None
         outputs = _run(self.encoder, {"source": ids, "source_mask": mask})
         scores = np.full((batch, width), -1e9, np.float32)
         scores[:, 0] = 0
-        start = manifest.vocabulary.decoder_start_id
+        start = manifest.vocabulary.start_id
         no_edit = np.zeros((batch, width, 0), np.float32)
         feeds: dict[str, NDArray[Any]] = {
             "tokens": np.full((batch, width), start),
@@ -234,7 +235,7 @@ def _log_probs(loaded: Loaded, source: Sequence[int], targets: Sequence[Sequence
 def _plain_beams(loaded: Loaded, source: Sequence[int], width: int, steps: int) -> _Beams:
     """Beam search without ends: the living beams after so many steps."""
     eos = set(loaded.vocabulary.eos_ids)
-    beams: list[tuple[tuple[int, ...], float]] = [((loaded.vocabulary.decoder_start_id,), 0.0)]
+    beams: list[tuple[tuple[int, ...], float]] = [((loaded.vocabulary.start_id,), 0.0)]
     margin = np.inf
     for _ in range(steps):
         last = _log_probs(loaded, source, [sequence for sequence, _ in beams])[:, -1]
@@ -260,7 +261,7 @@ def _score_difference(graphs: _Graphs, loaded: Loaded, sources: Sequences, manif
     random = np.random.default_rng(1)
     length = min(STEPS, manifest.limits.max_target_length - 1)
     labels = random.integers(0, manifest.vocabulary.target_size, (len(sources), length))
-    targets = np.concatenate([np.full((len(sources), 1), manifest.vocabulary.decoder_start_id), labels[:, :-1]], axis=1)
+    targets = np.concatenate([np.full((len(sources), 1), manifest.vocabulary.start_id), labels[:, :-1]], axis=1)
     ids, mask = _padded(sources, manifest.vocabulary.pad_id)
     feeds = {"source": ids, "source_mask": mask, "target": targets, "labels": labels}
     found = _run(graphs.score, feeds)["token_log_probs"]

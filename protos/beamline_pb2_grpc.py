@@ -39,6 +39,26 @@ class InferenceStub:
                 request_serializer=protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
                 response_deserializer=protos_dot_beamline__pb2.TranslateResponse.FromString,
                 _registered_method=True)
+        self.TranslateStream = channel.unary_stream(
+                '/beamline.v1.Inference/TranslateStream',
+                request_serializer=protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.TranslateReply.FromString,
+                _registered_method=True)
+        self.Generate = channel.unary_stream(
+                '/beamline.v1.Inference/Generate',
+                request_serializer=protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.GenerateReply.FromString,
+                _registered_method=True)
+        self.GenerateOnce = channel.unary_unary(
+                '/beamline.v1.Inference/GenerateOnce',
+                request_serializer=protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/beamline.v1.Inference/Score',
+                request_serializer=protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -51,6 +71,34 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TranslateStream(self, request, context):
+        """The same, as it comes: of each input's best translation the words that are certain, never taken back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Generate(self, request, context):
+        """Continues a prompt with a language model, as it comes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateOnce(self, request, context):
+        """The same, all at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """What a model thinks of given texts: the log-probability of every token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +106,26 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Translate,
                     request_deserializer=protos_dot_beamline__pb2.TranslateRequest.FromString,
                     response_serializer=protos_dot_beamline__pb2.TranslateResponse.SerializeToString,
+            ),
+            'TranslateStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.TranslateStream,
+                    request_deserializer=protos_dot_beamline__pb2.TranslateRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.TranslateReply.SerializeToString,
+            ),
+            'Generate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Generate,
+                    request_deserializer=protos_dot_beamline__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.GenerateReply.SerializeToString,
+            ),
+            'GenerateOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateOnce,
+                    request_deserializer=protos_dot_beamline__pb2.GenerateRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_beamline__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +155,114 @@ class Inference:
             '/beamline.v1.Inference/Translate',
             protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
             protos_dot_beamline__pb2.TranslateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TranslateStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/beamline.v1.Inference/TranslateStream',
+            protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+            protos_dot_beamline__pb2.TranslateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Generate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/beamline.v1.Inference/Generate',
+            protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+            protos_dot_beamline__pb2.GenerateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/beamline.v1.Inference/GenerateOnce',
+            protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+            protos_dot_beamline__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/beamline.v1.Inference/Score',
+            protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
+            protos_dot_beamline__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,9 +53,10 @@ class File(Record):
 
 
 class Graphs(Record):
-    encoder: File
     step: File
     score: File
+    encoder: File | None = None  # none for a decoder-only model
+    prefill: File | None = None  # takes in a prompt by the chunk; decoder-only Transformers have one
 
 
 class Weights(File):
@@ -74,12 +75,20 @@ class Vocabulary(Record):
     target_size: int
     pad_id: Id
     eos_ids: tuple[Id, ...] = Field(min_length=1)
-    decoder_start_id: Id
+    decoder_start_id: Id | None = None  # of a decoder-only model: what stands before an empty prompt, where it has one
+
+    @property
+    def start_id(self) -> int:
+        """Where there must be one: in every encoder-decoder model."""
+        assert self.decoder_start_id is not None
+        return self.decoder_start_id
 
 
 class Limits(Record):
-    max_source_length: int = Field(ge=1)  # tokens, the end token included
-    max_target_length: int = Field(ge=2)  # tokens, the start and end tokens included
+    """Tokens. Of a decoder-only model, the source is the prompt, and the target the prompt and the answer together."""
+
+    max_source_length: int = Field(ge=1)  # the end token included
+    max_target_length: int = Field(ge=2)  # the start and end tokens included
     max_beam_size: int = Field(ge=1)
 
 
@@ -98,13 +107,19 @@ class DecodingDefaults(Record):
     suppress_tokens: tuple[Id, ...] = ()
     forced_bos_id: Id | None = None
     forced_eos_id: Id | None = None  # produced at the length limit, whatever the model says
+    # Of decoder-only models; max_length counts the prompt, this only what is generated. None: up to the limit.
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=0.0, ge=0)  # 0: greedy or beam search, no sampling
+    top_k: int = Field(default=0, ge=0)  # 0: off
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
 
 
 class Manifest(Record):
     format_version: Literal[1] = 1
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     version: int = Field(ge=1)
-    task: Literal["translate"] = "translate"
+    task: Literal["translate", "generate"] = "translate"
     family: str  # for people; nothing depends on it
     graphs: Graphs
     weights: Weights
@@ -116,15 +131,19 @@ class Manifest(Record):
     forbidden_in_graph: tuple[Id, ...] = ()  # words that the step graph never produces; no rule is needed for them
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    chat_template: str | None = None  # Jinja, as Hugging Face tokenizers have it
+    bos_token: str = ""  # what the chat template may name
+    eos_token: str = ""
     description: str = ""
     created_with: dict[str, str] = Field(default_factory=dict)  # versions of what converted it
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         vocabulary, defaults = self.vocabulary, self.defaults
-        ids = [vocabulary.pad_id, vocabulary.decoder_start_id, *vocabulary.eos_ids, *defaults.suppress_tokens]
+        ids = [vocabulary.pad_id, *vocabulary.eos_ids, *defaults.suppress_tokens]
         ids += [i for word in defaults.bad_words for i in word]
-        ids += [i for i in (defaults.forced_bos_id, defaults.forced_eos_id) if i is not None]
+        single = (vocabulary.decoder_start_id, defaults.forced_bos_id, defaults.forced_eos_id)
+        ids += [i for i in single if i is not None]
         outside = sorted({i for i in ids if i >= vocabulary.target_size})
         if outside:
             raise ValueError(f"ids {outside} are outside the vocabulary of {vocabulary.target_size}")
@@ -137,6 +156,10 @@ class Manifest(Record):
             raise ValueError("defaults.beam_size is above limits.max_beam_size")
         if len({tensor.name for tensor in self.state}) != len(self.state):
             raise ValueError("two state tensors have the same name")
+        if self.task == "translate" and (self.graphs.encoder is None or vocabulary.decoder_start_id is None):
+            raise ValueError("a model that translates needs graphs.encoder and vocabulary.decoder_start_id")
+        if self.task == "generate" and self.graphs.encoder is not None:
+            raise ValueError("a model that generates has no graphs.encoder")
         return self
 
     @property

@@ -103,8 +103,8 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Every file that the manifest names is there and has the content that was written. Reads all of it."""
     graphs, weights = manifest.graphs, manifest.weights
     tokenizers = manifest.tokenizers
-    files = (graphs.encoder, graphs.step, graphs.score, weights, tokenizers.source, tokenizers.target)
-    hashes = {file.file: file.sha256 for file in files}
+    files = (graphs.encoder, graphs.prefill, graphs.step, graphs.score, weights, tokenizers.source, tokenizers.target)
+    hashes = {file.file: file.sha256 for file in files if file is not None}
     for name in hashes:
         if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
             raise ManifestError(f"{folder / MANIFEST_FILE} names the file {name!r}, which is no plain file name")

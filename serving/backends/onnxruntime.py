@@ -50,7 +50,8 @@ class OnnxRuntimeBackend:
         self.manifest = manifest
         self._folder = folder
         self._threads = threads
-        self._encoder = self._open(manifest.graphs.encoder.file)
+        encoder = manifest.graphs.encoder
+        self._encoder = None if encoder is None else self._open(encoder.file)
         self._step = self._open(manifest.graphs.step.file)
         self._score: ort.InferenceSession | None = None  # on first use
         self._arenas: dict[str, Arena] = {}
@@ -124,6 +125,7 @@ class OnnxRuntimeBackend:
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[_Memory]:
         padded, mask = _pad(sources, self.manifest.vocabulary.pad_id)
+        assert self._encoder is not None
         names = [output.name for output in self._encoder.get_outputs()]
         values = self._encoder.run(names, {"source": padded, "source_mask": mask})
         tensors = dict(zip(names, values, strict=True))

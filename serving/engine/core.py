@@ -186,7 +186,7 @@ class Engine:
             job.started, job.encode_seconds = began, now - began
             slot = self._scheduler.start(job)
             options = job.request.options
-            token = self.manifest.vocabulary.decoder_start_id
+            token = self.manifest.vocabulary.start_id
             greedy = options.beam_size == 1
             self._backend.place(slot, memory, Start(token, options.beam_size, independent=greedy))
         self._counts.admitted += len(encoded)
@@ -312,7 +312,7 @@ class Engine:
 
     def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:
         prefix = job.request.options.prefix
-        start = self.manifest.vocabulary.decoder_start_id
+        start = self.manifest.vocabulary.start_id
         scored = self._backend.score(job.request.source, (*prefix, *hypothesis.tokens), start)
         rows = tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist())
         return Hypothesis(

@@ -31,7 +31,7 @@ class Job:
         return cls(
             request,
             now,
-            Search(request.options, vocabulary.decoder_start_id, vocabulary.eos_ids),
+            Search(request.options, vocabulary.start_id, vocabulary.eos_ids),
             Rules(request.options, vocabulary.eos_ids, manifest.forbidden_in_graph),
         )
 

@@ -102,7 +102,7 @@ def test_marian_is_mapped_exactly(marian_directory: Path, tmp_path: Path, pickle
         torch.save(load_file(marian_directory / "model.safetensors"), folder / "pytorch_model.bin")
     loaded = MarianConverter(folder).load()
     vocabulary = loaded.vocabulary
-    inputs = batch(vocabulary.source_size, vocabulary.pad_id, vocabulary.decoder_start_id)
+    inputs = batch(vocabulary.source_size, vocabulary.pad_id, vocabulary.start_id)
     assert_same(module_of(loaded)(*inputs), loaded.original(*inputs))
     generation = json.loads((folder / "generation_config.json").read_text())
     assert loaded.defaults.beam_size == generation["num_beams"]
