@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from converters.tensorrt.command import add_build_arguments, build_folder
+
 HELP = "convert a PyTorch checkpoint into a model repository"
 
 
@@ -16,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
     parser.add_argument("--version", type=int, help="version number (default: the next one)")
     parser.add_argument("--config", type=Path, help="file that names the checkpoint's parts, where it is not ours")
+    parser.add_argument("--target", choices=("onnx", "tensorrt"), default="onnx", help="tensorrt: build plans, too")
+    add_build_arguments(parser.add_argument_group("with --target tensorrt"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,4 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     size = manifest.weights.bytes / 2**20
     print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")
     print(certificate.table())
+    if arguments.target == "tensorrt":
+        return build_folder(arguments.repo / manifest.name / str(manifest.version), arguments)
     return 0

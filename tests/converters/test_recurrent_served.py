@@ -22,6 +22,7 @@ from serving.errors import ComputeError
 from serving.manifest import Manifest, StateKind, read_manifest
 from serving.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
+from tests.support.compiled import compile_version
 from tests.support.engines import Answer, decode, make_engine, results
 from tests.support.plain_search import Found, plain_search, teacher_forced
 from tests.support.recurrent import Shape, covering_shapes, lively_recurrent, text_vocabulary, write_recurrent
@@ -58,6 +59,11 @@ def convert_shape(shape: Shape, folder: Path) -> Served:
 @pytest.fixture(scope="module", params=SAMPLE)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return convert_shape(SAMPLE[request.param], tmp_path_factory.mktemp(request.param))
+
+
+def test_its_graphs_compile_for_tensorrt(served: Served) -> None:
+    found = compile_version(served.folder)
+    assert "RECURRENCE" in found["encoder"][0].layers
 
 
 def sources(lengths: list[int], seed: int = 0) -> list[list[int]]:

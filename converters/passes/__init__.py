@@ -1,0 +1,1 @@
+"""Graph in, graph out: what changes exported graphs on their way to a device."""

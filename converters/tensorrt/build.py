@@ -1,0 +1,212 @@
+"""One graph in one bucket for one GPU -> a plan and its card."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from converters.tensorrt import lint
+from converters.tensorrt.graph import Graph
+from converters.tensorrt.library import Library, Protocol, make_logger
+from converters.tensorrt.profiles import Extent, profile
+from serving.errors import ConversionError
+from serving.manifest import File, Manifest
+from serving.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
+
+CURRENT = "current"  # the GPU that is there
+# Operators that must have become one layer each: decomposed into others, they would be slow or copy the cache.
+_EXPECTED = {"TensorScatter": "KV_CACHE_UPDATE", "Attention": "ATTENTION_INPUT"}
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT64": "int64",
+    "INT32": "int32",
+    "INT8": "int8",
+    "BOOL": "bool",
+}
+
+
+class BuildFailure(ConversionError):
+    """With everything that TensorRT had to say against it."""
+
+    def __init__(self, what: str, reasons: Iterable[str]) -> None:
+        self.reasons = list(reasons)
+        lines = "".join(f"\n  - {reason}" for reason in self.reasons)
+        super().__init__(f"{what} can't be built for TensorRT:{lines}")
+
+
+@dataclass(frozen=True)
+class Built:
+    content: bytes
+    inputs: tuple[PlanTensor, ...]
+    outputs: tuple[PlanTensor, ...]
+    layers: dict[str, int]
+    activation_bytes: int | None
+    seconds: float
+
+
+def build(
+    graph: Graph,
+    sizes: Mapping[str, Extent],
+    library: Library,
+    capability: str,
+    timing_cache: Path | None = None,
+) -> Built:
+    """parse -> lint -> profiles -> build. Raises `BuildFailure` with every problem at once."""
+    found = lint.problems(graph)
+    if found:
+        raise BuildFailure(str(graph.path), found)
+    began = time.perf_counter()
+    trt, said = library.module, Protocol()
+    logger = make_logger(library, said)  # lives as long as what it was given to
+    builder = trt.Builder(logger)
+    network = _parse(graph, library, builder, logger, said)
+    config = builder.create_builder_config()
+    _add_profile(builder, config, profile(graph, sizes), graph)
+    _set_capability(config, library, capability)
+    layers = [network.get_layer(number) for number in range(network.num_layers)]
+    _allow_decomposition(trt, layers)
+    kinds = Counter(layer.type.name for layer in layers)
+    _expect_layers(graph, kinds)
+    cache = _timing_cache(config, library, timing_cache)
+    said.parsing = False
+    plan = builder.build_serialized_network(network, config)
+    if plan is None or said.problems():
+        raise BuildFailure(f"{graph.path} ({capability})", said.problems() or ["TensorRT gave no reason"])
+    if cache is not None and timing_cache is not None:
+        write(timing_cache, bytes(config.get_timing_cache().serialize()))
+    return Built(
+        bytes(plan),
+        _tensors(network.get_input(number) for number in range(network.num_inputs)),
+        _tensors(network.get_output(number) for number in range(network.num_outputs)),
+        dict(sorted(kinds.items())),
+        said.activation_bytes,
+        time.perf_counter() - began,
+    )
+
+
+def _parse(graph: Graph, library: Library, builder: Any, logger: Any, said: Protocol) -> Any:
+    trt = library.module
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse(graph.model.SerializeToString(), str(graph.path))
+    if not parsed or said.problems():
+        errors = [str(parser.get_error(number)) for number in range(parser.num_errors)]
+        raise BuildFailure(str(graph.path), errors or said.problems() or ["TensorRT gave no reason"])
+    return network
+
+
+def _add_profile(builder: Any, config: Any, ranges: Mapping[str, ShapeRange], graph: Graph) -> None:
+    wanted = builder.create_optimization_profile()
+    for name, each in ranges.items():
+        wanted.set_shape(name, each.smallest, each.usual, each.largest)
+    if config.add_optimization_profile(wanted) < 0:  # the only sign that a shape above was refused
+        raise BuildFailure(str(graph.path), [f"its shapes are no valid profile: {dict(ranges)}"])
+
+
+def _set_capability(config: Any, library: Library, capability: str) -> None:
+    if not library.ahead_of_time:
+        if capability != CURRENT:
+            raise ConversionError(
+                f"tensorrt builds only for the GPU that is there, not for {capability}; use tensorrt-rtx for others"
+            )
+        return
+    known = library.module.ComputeCapability.__members__
+    name = "CURRENT" if capability == CURRENT else f"SM{capability}"
+    if name not in known:
+        allowed = ", ".join(each[2:] for each in known if each.startswith("SM"))
+        raise ConversionError(f"tensorrt-rtx can't build for compute capability {capability}; it can for {allowed}")
+    config.num_compute_capabilities = 1
+    if not config.set_compute_capability(known[name], 0):
+        raise ConversionError(f"tensorrt-rtx {library.version} refused compute capability {capability}")
+
+
+def _allow_decomposition(trt: Any, layers: Iterable[Any]) -> None:
+    """Attention in float32 has no fused kernel; without this, the build fails."""
+    for layer in layers:
+        if layer.type == trt.LayerType.ATTENTION_INPUT:
+            layer.__class__ = trt.IAttentionInputLayer
+            layer.attention.decomposable = True
+
+
+def _expect_layers(graph: Graph, kinds: Mapping[str, int]) -> None:
+    missing = [
+        f"{graph.count(operator)} {operator} became {kinds.get(layer, 0)} layers of the kind {layer}"
+        for operator, layer in _EXPECTED.items()
+        if graph.count(operator) != kinds.get(layer, 0)
+    ]
+    if missing:
+        raise BuildFailure(str(graph.path), missing)
+
+
+def _timing_cache(config: Any, library: Library, path: Path | None) -> Any:
+    """What earlier builds on this GPU measured, so that this one need not."""
+    if path is None or library.ahead_of_time:
+        return None
+    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    if not config.set_timing_cache(cache, False):  # of another GPU or release: begin anew
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def _tensors(tensors: Iterable[Any]) -> tuple[PlanTensor, ...]:
+    return tuple(
+        PlanTensor(name=each.name, dtype=_DTYPES[each.dtype.name], shape=tuple(int(size) for size in each.shape))
+        for each in tensors
+    )
+
+
+def save(
+    built: Built,
+    graph: Graph,
+    sizes: Mapping[str, Extent],
+    folder: Path,
+    manifest: Manifest,
+    library: Library,
+    capability: str,
+) -> PlanCard:
+    """The plan first, then the card: without one, no server looks at it."""
+    stem = plan_stem(graph.name, graph.cache_length, capability, library.name)
+    graphs = dict(manifest.graphs)
+    card = PlanCard(
+        graph=graph.name,
+        graph_sha256=graphs[graph.name].sha256,
+        weights_sha256=manifest.weights.sha256,
+        module=library.name,
+        module_version=library.version,
+        capability=capability,
+        cache_length=graph.cache_length,
+        max_slots=sizes["B"].largest,
+        inputs=built.inputs,
+        outputs=built.outputs,
+        profile=profile(graph, sizes),
+        aliases=graph.aliases,
+        plan=File(file=f"{stem}.plan", sha256=hashlib.sha256(built.content).hexdigest()),
+        plan_bytes=len(built.content),
+        build_seconds=round(built.seconds, 3),
+        activation_bytes=built.activation_bytes,
+        layers=built.layers,
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / f"{stem}.json").unlink(missing_ok=True)
+    write(folder / card.plan.file, built.content)
+    write(folder / f"{stem}.json", (card.model_dump_json(indent=2) + "\n").encode())
+    return card
+
+
+def write(path: Path, content: bytes) -> None:
+    """All of it or nothing."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)

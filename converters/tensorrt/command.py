@@ -1,0 +1,83 @@
+"""`beamline build`: TensorRT plans for a version that stands in a repository."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "build TensorRT plans for a model of a repository"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="its name; NAME/VERSION for another than the newest")
+    parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
+    parser.add_argument("--rebuild", action="store_true", help="also what is current")
+    add_build_arguments(parser)
+
+
+def add_build_arguments(parser: argparse._ActionsContainer) -> None:
+    """Shared with `beamline convert --target tensorrt`."""
+    parser.add_argument(
+        "--compute-capability",
+        metavar="80,86,...",
+        help="GPUs to build for (default: the one here, or all common ones)",
+    )
+    parser.add_argument("--buckets", metavar="64,256,...", help="cache lengths (default: few, up to the worst case)")
+    parser.add_argument("--plan-slots", type=int, default=32, metavar="N", help="requests at once (%(default)s)")
+    parser.add_argument("--library", choices=("tensorrt", "tensorrt_rtx"), help="default: what is installed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder = _version_folder(arguments.repo, arguments.model)
+    return build_folder(folder, arguments, rebuild=arguments.rebuild)
+
+
+def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
+    from converters.tensorrt.library import find_library
+    from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
+    from serving.manifest import read_manifest
+
+    library = find_library(arguments.library)
+    capabilities = checked_capabilities(arguments.compute_capability, library, _present())
+    wanted = Wanted(capabilities, _buckets(arguments.buckets), arguments.plan_slots, rebuild)
+
+    def report(outcome: Outcome) -> None:
+        card = outcome.card
+        size, built = card.plan_bytes / 2**20, f"{card.build_seconds:.1f} s ({outcome.note})"
+        print(f"  {card.title}: {size:,.1f} MiB, {'current' if outcome.note == 'current' else built}", flush=True)
+
+    print(f"{folder}: {library.name} {library.version}")
+    cards = build_version(folder, read_manifest(folder), library, wanted, report)
+    print(f"  {len(cards)} plans, {sum(card.plan_bytes for card in cards) / 2**20:,.1f} MiB")
+    return 0
+
+
+def _present() -> str | None:
+    from serving.backends.probe import probe
+
+    devices = probe().devices
+    return devices[0].capability if devices else None
+
+
+def _buckets(text: str | None) -> tuple[int, ...]:
+    from serving.errors import ConversionError
+
+    try:
+        sizes = tuple(int(part) for part in (text or "").split(",") if part.strip())
+    except ValueError:
+        sizes = (0,)
+    if any(size < 1 for size in sizes):
+        raise ConversionError(f"--buckets {text!r}: cache lengths such as 64,256 are expected")
+    return sizes
+
+
+def _version_folder(repository: Path, model: str) -> Path:
+    from serving.errors import ConversionError
+
+    name, _, version = model.partition("/")
+    folder = repository / name
+    versions = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+    if "/" in version or not versions or (version and version not in map(str, versions)):
+        there = f"it has {', '.join(map(str, versions))}" if versions else f"there is no {folder}"
+        raise ConversionError(f"there is no model {model} in {repository}: {there}")
+    return folder / (version or str(versions[-1]))

@@ -1,0 +1,85 @@
+"""TensorRT itself: one of two libraries with the same interface, and what it says while it works."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.errors import ConversionError
+
+MODULES = ("tensorrt", "tensorrt_rtx")
+# It says this of every int64 tensor. We bind them as int64, so there is nothing to make sure of.
+_HARMLESS = re.compile(r"Make sure (input|output) \S+ has Int64 binding")
+_UNUSED = re.compile(r"unused input", re.IGNORECASE)
+_ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+) bytes")
+
+
+@dataclass(frozen=True)
+class Library:
+    name: str
+    module: Any
+
+    @property
+    def version(self) -> str:
+        return str(self.module.__version__)
+
+    @property
+    def ahead_of_time(self) -> bool:
+        """Builds for GPUs that are not there; and keeps no timings, because it measures nothing."""
+        return self.name == "tensorrt_rtx"
+
+
+def find_library(wanted: str | None = None) -> Library:
+    """The named one; or `tensorrt_rtx`, which builds anywhere, before `tensorrt`."""
+    names = [wanted] if wanted else ["tensorrt_rtx", "tensorrt"]
+    reasons = []
+    for name in names:
+        try:
+            return Library(name, importlib.import_module(name))
+        except Exception as error:  # a package without its libraries fails in many ways
+            reasons.append(f"{name}: {error}")
+    raise ConversionError(
+        "plans are built by tensorrt-rtx (any machine) or tensorrt (on the GPU itself), and neither can be loaded "
+        f"({'; '.join(reasons)}): pip install '.[tensorrt-rtx]'"
+    )
+
+
+@dataclass
+class Protocol:
+    """What was said while one plan was built."""
+
+    parsing: bool = True
+    warnings: list[str] = field(default_factory=list)  # while parsing
+    unused: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    activation_bytes: int | None = None
+
+    def hear(self, severity: str, message: str) -> None:
+        if severity in ("INTERNAL_ERROR", "ERROR"):
+            self.errors.append(message)
+        elif severity == "WARNING" and self.parsing and not _HARMLESS.search(message):
+            self.warnings.append(message)
+        if _UNUSED.search(message):
+            self.unused.append(message)
+        found = _ACTIVATIONS.search(message)
+        if found:
+            self.activation_bytes = int(found[1])
+
+    def problems(self) -> list[str]:
+        """Anything that may mean that the plan does not compute what the graph says."""
+        return [*self.errors, *self.warnings, *self.unused]
+
+
+def make_logger(library: Library, protocol: Protocol) -> Any:
+    trt = library.module
+
+    class Listener(trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            protocol.hear(severity.name, message)
+
+    return Listener()

@@ -1,0 +1,86 @@
+"""Which shapes a plan is made for. B, K, S and the rest vary between a smallest and a largest size; C is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from converters.tensorrt.graph import Graph
+from serving.errors import ConversionError
+from serving.manifest import Manifest
+from serving.tensorrt_plans import ShapeRange
+
+_FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
+_USUAL_LENGTH = 32
+_EDITS = 4096  # the longest list of edits that is padded; a longer one has at most every word once
+
+
+@dataclass(frozen=True)
+class Extent:
+    smallest: int
+    usual: int
+    largest: int
+
+
+def default_buckets(manifest: Manifest) -> tuple[int, ...]:
+    """64, 256, 1024, ... and the worst case."""
+    limit = worst_case(manifest)
+    sizes = []
+    size = _FIRST_BUCKET
+    while 2 * size <= limit:  # one just below the limit would be weights for nothing
+        sizes.append(size)
+        size *= _GROWTH
+    return (*sizes, limit)
+
+
+def worst_case(manifest: Manifest) -> int:
+    """The cache entries of a request none of whose beams share anything. As in the engine's plan."""
+    return manifest.limits.max_beam_size * (manifest.limits.max_target_length + 1)
+
+
+def chosen_buckets(manifest: Manifest, wanted: Sequence[int]) -> tuple[int, ...]:
+    """Those that were asked for; and always the worst case, or a long request could not be finished."""
+    if not wanted:
+        return default_buckets(manifest)
+    limit = worst_case(manifest)
+    too_small = [size for size in wanted if size < manifest.limits.max_beam_size]
+    if too_small:
+        raise ConversionError(
+            f"a bucket of {too_small[0]} has no room for one step of {manifest.limits.max_beam_size} beams"
+        )
+    return tuple(sorted({*(size for size in wanted if size < limit), limit}))
+
+
+def extents(manifest: Manifest, slots: int) -> dict[str, Extent]:
+    limits = manifest.limits
+
+    def up_to(largest: int, usual: int) -> Extent:
+        return Extent(1, min(usual, largest), largest)
+
+    return {
+        "B": up_to(slots, max(1, slots // 2)),
+        "K": up_to(limits.max_beam_size, manifest.defaults.beam_size),
+        "S": up_to(limits.max_source_length, _USUAL_LENGTH),
+        "T": up_to(limits.max_target_length, _USUAL_LENGTH),
+        "Q": up_to(max(limits.max_source_length, limits.max_target_length), _USUAL_LENGTH),
+        "E": Extent(0, 0, max(_EDITS, manifest.vocabulary.target_size)),
+    }
+
+
+def profile(graph: Graph, sizes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
+    """For each input of the graph, by the names of its axes."""
+    unknown = sorted(
+        {axis for each in graph.inputs for axis in each.axes if isinstance(axis, str) and axis not in sizes}
+    )
+    if unknown:
+        raise ConversionError(f"{graph.path.name}: it is not known how large the axes {', '.join(unknown)} can be")
+
+    def at(axes: Sequence[str | int], part: str) -> tuple[int, ...]:
+        return tuple(getattr(sizes[axis], part) if isinstance(axis, str) else axis for axis in axes)
+
+    return {
+        each.name: ShapeRange(
+            smallest=at(each.axes, "smallest"), usual=at(each.axes, "usual"), largest=at(each.axes, "largest")
+        )
+        for each in graph.inputs
+    }

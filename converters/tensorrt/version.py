@@ -1,0 +1,126 @@
+"""All plans of a model version: every graph, every bucket, every GPU. What is current already is not built again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from converters.tensorrt.build import CURRENT, build, save
+from converters.tensorrt.graph import Graph, load
+from converters.tensorrt.library import Library
+from converters.tensorrt.profiles import Extent, chosen_buckets, extents
+from serving.errors import ConversionError, ModelError
+from serving.manifest import Manifest
+from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
+
+CAPABILITIES = ("80", "86", "89", "120")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    capabilities: tuple[str, ...]
+    buckets: tuple[int, ...] = ()  # none: few, up to the worst case
+    slots: int = 32
+    rebuild: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    card: PlanCard
+    note: str  # why it was built, or that it is current
+
+
+def build_version(
+    folder: Path, manifest: Manifest, library: Library, wanted: Wanted, report: Callable[[Outcome], None]
+) -> list[PlanCard]:
+    """Raises at the first plan that can't be built; those before it stay, and are not built again."""
+    sizes = extents(manifest, wanted.slots)
+    cards = []
+    for graph in graphs(folder, manifest, chosen_buckets(manifest, wanted.buckets)):
+        for capability in wanted.capabilities:
+            outcome = _one(graph, folder, manifest, library, capability, sizes, wanted.rebuild)
+            report(outcome)
+            cards.append(outcome.card)
+    _remove_strays(folder / ENGINES, manifest)
+    return cards
+
+
+def graphs(folder: Path, manifest: Manifest, buckets: Sequence[int]) -> Iterator[Graph]:
+    """Each graph of the version; one that has a cache, in every bucket."""
+    for name, file in manifest.graphs:
+        if file is None:
+            continue
+        first = load(name, folder / file.file, buckets[0])
+        yield first
+        if first.cache_length is not None:
+            yield from (load(name, folder / file.file, bucket) for bucket in buckets[1:])
+
+
+def _one(
+    graph: Graph,
+    folder: Path,
+    manifest: Manifest,
+    library: Library,
+    capability: str,
+    sizes: dict[str, Extent],
+    rebuild: bool,
+) -> Outcome:
+    engines = folder / ENGINES
+    target = capability if library.ahead_of_time else CURRENT
+    path = engines / f"{plan_stem(graph.name, graph.cache_length, capability, library.name)}.json"
+    reason = "asked to" if rebuild else _why_build(path, folder, manifest, library, capability, sizes)
+    if reason is None:
+        return Outcome(read_card(path), "current")
+    timings = engines / f"timings-sm{capability}.{library.name}"
+    engines.mkdir(exist_ok=True)
+    built = build(graph, sizes, library, target, timings)
+    return Outcome(save(built, graph, sizes, engines, manifest, library, capability), reason)
+
+
+def _why_build(
+    path: Path, folder: Path, manifest: Manifest, library: Library, capability: str, sizes: dict[str, Extent]
+) -> str | None:
+    """None where the plan that is there will do."""
+    if not path.is_file():
+        return "new"
+    try:
+        card = read_card(path)
+        reason = stale(card, manifest) or foreign(card, library.name, library.version, capability)
+        plan_path(folder, card)
+    except ModelError as error:
+        return str(error)
+    if reason is None and card.max_slots < sizes["B"].largest:
+        return f"it holds {card.max_slots} slots"
+    return reason
+
+
+def _remove_strays(engines: Path, manifest: Manifest) -> None:
+    """Plans of graphs that are no more what they were: nobody can run them."""
+    for path in engines.glob("*.json"):
+        try:
+            card = read_card(path)
+        except ModelError:
+            continue
+        if stale(card, manifest):
+            (engines / card.plan.file).unlink(missing_ok=True)
+            path.unlink()
+
+
+def checked_capabilities(text: str | None, library: Library, present: str | None) -> tuple[str, ...]:
+    """`80,86`, or what makes sense without a word: the GPU that is there, else all that are common."""
+    if text is None:
+        if present is not None:
+            return (present,)
+        if not library.ahead_of_time:
+            raise ConversionError("tensorrt builds on the GPU itself, and there is none here; use tensorrt-rtx")
+        return CAPABILITIES
+    wanted = tuple(dict.fromkeys(part.strip().replace(".", "") for part in text.split(",") if part.strip()))
+    wrong = [part for part in wanted if not part.isdigit()]
+    if wrong or not wanted:
+        raise ConversionError(f"--compute-capability {text!r}: numbers such as 80,86,89,120 are expected")
+    if not library.ahead_of_time and wanted != (present,):
+        raise ConversionError(
+            f"tensorrt builds only for the GPU that is there ({present}); use tensorrt-rtx for others"
+        )
+    return wanted

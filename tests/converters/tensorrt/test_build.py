@@ -1,0 +1,134 @@
+"""Plans and their cards: what is built, what is current, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from converters.tensorrt.library import Library, find_library
+from converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, worst_case
+from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
+from serving.errors import ConversionError, ModelError
+from serving.manifest import Manifest
+from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, read_cards, stale, usable_plans
+from tests.support.marian_shape import MarianShape
+
+CAPABILITY = "86"
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return find_library("tensorrt_rtx")
+
+
+@pytest.fixture(scope="module")
+def version(
+    plain_model: MarianShape, library: Library, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Manifest, list[Outcome]]:
+    """The small Marian with plans in one bucket."""
+    folder = tmp_path_factory.mktemp("planned")
+    shutil.copytree(plain_model.folder, folder, dirs_exist_ok=True)
+    outcomes: list[Outcome] = []
+    wanted = Wanted((CAPABILITY,), (worst_case(plain_model.manifest),), slots=8)
+    build_version(folder, plain_model.manifest, library, wanted, outcomes.append)
+    return folder, plain_model.manifest, outcomes
+
+
+def card_of(version: tuple[Path, Manifest, list[Outcome]], graph: str) -> PlanCard:
+    return next(outcome.card for outcome in version[2] if outcome.card.graph == graph)
+
+
+def test_every_graph_becomes_a_plan_with_a_card(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    folder, manifest, outcomes = version
+    assert {outcome.card.graph for outcome in outcomes} == {name for name, file in manifest.graphs if file}
+    assert [outcome.card for outcome in outcomes if outcome.note != "new"] == []
+    assert sorted(read_cards(folder), key=lambda card: card.graph) == sorted(
+        (outcome.card for outcome in outcomes), key=lambda card: card.graph
+    )
+    for outcome in outcomes:
+        assert plan_path(folder, outcome.card).stat().st_size == outcome.card.plan_bytes > 10_000
+
+
+def test_a_step_keeps_its_caches_in_place(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    card = card_of(version, "step")
+    caches = [tensor for tensor in version[1].state if tensor.kind == "cache"]
+    assert card.aliases == {tensor.output: tensor.name for tensor in caches}
+    assert card.layers["KV_CACHE_UPDATE"] == len(caches) == 4
+    assert card.layers["ATTENTION_INPUT"] == 4  # two layers, self and cross
+    assert card.layers["TOPK"] == 3
+    shapes = {tensor.name: tensor.shape for tensor in card.inputs}
+    assert shapes["cache_key_0"][2] == card.cache_length
+    assert shapes["tokens"] == (-1, -1)
+
+
+def test_what_is_current_is_not_built_again(
+    version: tuple[Path, Manifest, list[Outcome]], library: Library, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(version[0], folder)
+    manifest = version[1]
+    wanted = Wanted((CAPABILITY,), (worst_case(manifest),), slots=8)
+    again: list[Outcome] = []
+    build_version(folder, manifest, library, wanted, again.append)
+    assert {outcome.note for outcome in again} == {"current"}
+    # One plan is damaged, and that one alone is built again.
+    plan = plan_path(folder, card_of(version, "encoder"))
+    plan.write_bytes(plan.read_bytes()[:-1])
+    again.clear()
+    build_version(folder, manifest, library, wanted, again.append)
+    assert [outcome.card.graph for outcome in again if outcome.note != "current"] == ["encoder"]
+    assert "corrupt" in next(outcome.note for outcome in again if outcome.card.graph == "encoder")
+
+
+def test_a_stale_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    folder, manifest, _ = version
+    graphs = manifest.graphs.model_copy(update={"step": manifest.graphs.step.model_copy(update={"sha256": "other"})})
+    changed = manifest.model_copy(update={"graphs": graphs})
+    assert "has changed" in str(stale(card_of(version, "step"), changed))
+    with pytest.raises(ModelError, match=r"no TensorRT plan of step(.|\n)*step\.onnx has changed"):
+        usable_plans(folder, changed, "tensorrt_rtx", card_of(version, "step").module_version, CAPABILITY)
+
+
+def test_a_foreign_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    folder, manifest, _ = version
+    card = card_of(version, "step")
+    usable = usable_plans(folder, manifest, card.module, card.module_version, CAPABILITY)
+    assert usable.cache_buckets == (worst_case(manifest),)
+    assert usable.max_slots == 8
+    for here, sentence in (
+        (("tensorrt", "11.4", CAPABILITY), "runs tensorrt"),
+        ((card.module, "9.9", CAPABILITY), "runs 9.9"),
+        ((card.module, card.module_version, "89"), "this GPU has 89"),
+    ):
+        assert sentence in str(foreign(card, *here))
+        with pytest.raises(ModelError, match="beamline build"):
+            usable_plans(folder, manifest, *here)
+
+
+def test_buckets_are_few_and_end_with_the_worst_case(plain_model: MarianShape) -> None:
+    manifest = plain_model.manifest
+    limit = worst_case(manifest)
+    assert default_buckets(manifest)[-1] == limit
+    assert len(default_buckets(manifest)) <= 5
+    assert chosen_buckets(manifest, [32, 9999]) == (32, limit)
+    with pytest.raises(ConversionError, match="no room for one step"):
+        chosen_buckets(manifest, [1])
+    assert extents(manifest, 4)["B"].largest == 4
+
+
+def test_capabilities_are_checked(library: Library, version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    assert checked_capabilities("8.0, 86", library, None) == ("80", "86")
+    assert checked_capabilities(None, library, "89") == ("89",)
+    assert len(checked_capabilities(None, library, None)) == 4
+    with pytest.raises(ConversionError, match="numbers such as"):
+        checked_capabilities("ampere", library, None)
+    with pytest.raises(ConversionError, match="on the GPU itself"):
+        checked_capabilities(None, Library("tensorrt", library.module), None)
+    with pytest.raises(ConversionError, match="it can for"):
+        build_version(version[0], version[1], library, Wanted(("90",), rebuild=True), lambda outcome: None)
+
+
+def test_an_engines_folder_is_no_model(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    assert {path.suffix for path in (version[0] / ENGINES).iterdir()} == {".plan", ".json"}

@@ -1,0 +1,44 @@
+"""The graphs of every shipped model, and of small models, compile for TensorRT without a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from converters.tensorrt.version import CAPABILITIES
+from serving.manifest import read_manifest
+from serving.repository import newest, scan
+from tests.support.compiled import compile_version
+from tests.support.marian_shape import MarianShape
+
+REPOSITORY = Path(__file__).parents[3] / "model_repo"
+SHIPPED = scan(REPOSITORY).models
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_model_compiles(name: str) -> None:
+    compile_version(newest(SHIPPED[name]).folder)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
+    for version in SHIPPED[name]:
+        found = compile_version(version.folder, capabilities=[capability], all_buckets=True, slots=32)
+        assert len(found["step"]) >= 2
+
+
+def test_a_transformer_compiles(reference_version: Path) -> None:
+    found = compile_version(reference_version)
+    assert found["step"][0].layers["ATTENTION_INPUT"] == 2 * (len(read_manifest(reference_version).state) // 4)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_marian_compiles_everywhere(renormalising_model: MarianShape, capability: str) -> None:
+    """Two end tokens, and words that the graph itself forbids."""
+    compile_version(renormalising_model.folder, renormalising_model.manifest, [capability], all_buckets=True, slots=32)
