@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -39,12 +41,49 @@ class CallFailed(BeamlineError):
     """A call that got no answer; the text is for people."""
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a server may want to see. Nothing set: no encryption, no token."""
+
+    tls_ca: Path | None = None  # whose certificates we trust
+    tls_cert: Path | None = None  # ours, where the server wants one
+    tls_key: Path | None = None
+    token_file: Path | None = None  # the token is its only content
+
+    def channel(self, target: str, options: list[tuple[str, Any]]) -> grpc.Channel:
+        if self.tls_ca is None:
+            if self.tls_cert is not None or self.tls_key is not None:
+                raise BeamlineError("--tls-cert and --tls-key need --tls-ca as well")
+            return grpc.insecure_channel(target, options=options)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BeamlineError("--tls-cert and --tls-key belong together: give both")
+        own = [None if path is None else _read(path) for path in (self.tls_key, self.tls_cert)]
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(_read(self.tls_ca), *own), options=options)
+
+    def metadata(self) -> list[tuple[str, str]]:
+        if self.token_file is None:
+            return []
+        try:
+            return [("authorization", f"Bearer {_read(self.token_file).decode('ascii').strip()}")]
+        except UnicodeDecodeError:
+            raise BeamlineError(f"{self.token_file} holds no token") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BeamlineError(f"{path} can't be read: {error.strerror}") from error
+
+
 class Client:
-    def __init__(self, target: str, window: int = 32) -> None:
+    def __init__(self, target: str, window: int = 32, credentials: Credentials | None = None) -> None:
         """`window` is how many lines are with the server at once."""
         self._target = target
         self._window = window
-        self._channel = grpc.insecure_channel(
+        credentials = credentials or Credentials()
+        self._metadata = credentials.metadata()
+        self._channel = credentials.channel(
             target,
             options=[("grpc.service_config", _RETRY_WHEN_FULL), ("grpc.max_receive_message_length", -1)],
         )
@@ -63,11 +102,14 @@ class Client:
         request for a line's text."""
         pending: deque[Any] = deque()
         for line in lines:
-            pending.append(self._stub.Translate.future(question(line)) if line.strip() else None)
+            pending.append(self._ask(question(line)) if line.strip() else None)
             while pending and (len(pending) >= self._window or pending[0] is None or pending[0].done()):
                 yield self._answer(pending.popleft())
         while pending:
             yield self._answer(pending.popleft())
+
+    def _ask(self, request: pb.TranslateRequest) -> Any:
+        return self._stub.Translate.future(request, metadata=self._metadata)
 
     def _answer(self, call: Any) -> pb.Translation | None:
         if call is None:

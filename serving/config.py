@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serving.security.tls import TlsFiles
+
 MIB = 1024 * 1024
 
 
@@ -36,4 +38,7 @@ class ServeConfig:
     max_queue: int = 1024  # requests that wait behind them
     fake_step_seconds: float = 0.0
     fake_slots: int = 8
+    tls: TlsFiles | None = None  # None: no encryption
+    tokens: Path | None = None  # a file of token hashes; None: everybody may call
+    max_calls_per_client: int | None = None  # at once
     text: TextLimits = field(default_factory=TextLimits)

@@ -4,7 +4,9 @@
     ├── RequestError                the caller can mend it; the text is shown to the client
     │   ├── InvalidRequest          a field has a value that is not allowed
     │   ├── ModelNotFound           no such model or version here
-    │   ├── Overloaded              the queue is full; try again later
+    │   ├── Overloaded              no room now; try again later, and it may say when
+    │   ├── Unauthenticated         no credentials, or none that we know
+    │   ├── Forbidden               the credentials are known, but not for this
     │   ├── ShuttingDown            the server drains; another one will answer
     │   ├── DeadlinePassed          the caller's deadline was over before the answer was there
     │   └── Cancelled               the caller does not want the answer any more
@@ -15,7 +17,7 @@
         ├── UnsupportedCheckpoint   with every reason at once
         └── ParityFailure           the exported graphs disagree with PyTorch
 
-How each becomes a gRPC status stands in `serving/grpc/interceptors.py`, and nowhere else.
+How each becomes a gRPC status stands in `serving/grpc/statuses.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -40,6 +42,16 @@ class ModelNotFound(RequestError):
 
 
 class Overloaded(RequestError):
+    def __init__(self, sentence: str, retry_after: float | None = None) -> None:
+        super().__init__(sentence)
+        self.retry_after = retry_after  # seconds; None where nobody can say
+
+
+class Unauthenticated(RequestError):
+    pass
+
+
+class Forbidden(RequestError):
     pass
 
 

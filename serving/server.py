@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from serving.config import ServeConfig
 from serving.grpc.server import GrpcServer
+from serving.guard import Guard
 from serving.http.app import build_app
 from serving.http.server import HttpServer
 from serving.lifecycle import Lifecycle, Phase
 from serving.loading import Driver, EngineMakers, ModelLoader, real_makers
 from serving.metrics import Metrics
 from serving.registry import Models
+from serving.security.access import Access
+from serving.security.limits import ClientLimit
+from serving.security.tls import ServerTls
 
 _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
@@ -51,8 +55,10 @@ class Server:
 
     async def _start(self) -> None:
         config = self.config
+        guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client))
+        tls = None if config.tls is None else ServerTls(config.tls)
         self._http = HttpServer(config.host, config.metrics_port)
-        self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, self.metrics)
+        self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
         await self._http.start(build_app(self.metrics, self.lifecycle))
         makers = self._makers or real_makers(config)
         loader = ModelLoader(config, makers, self.metrics, self._workers)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from serving.config import ServeConfig
 from serving.errors import BeamlineError
+from serving.security.tls import TlsFiles
 from serving.server import Server
 
 HELP = "serve the models of a repository over gRPC"
@@ -45,9 +46,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drain-seconds", type=duration, metavar="S", help="give up on running calls then (default: never)"
     )
+    _add_security(parser)
     parser.add_argument("--fake", action="store_true", help="serve an echo with an exact delay, for load tests")
     parser.add_argument("--fake-step-ms", type=duration, default=0.0, metavar="X", help="(%(default)s)")
     parser.add_argument("--fake-slots", type=positive, default=config.fake_slots, metavar="N", help="(%(default)s)")
+
+
+def _add_security(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("security", "files are read again when they change; see docs/operations.md")
+    group.add_argument("--tls-cert", type=Path, metavar="PEM", help="the server's certificate and its chain")
+    group.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    group.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of this one")
+    group.add_argument("--tokens", type=Path, metavar="TOML", help="bearer tokens, made by 'beamline token'")
+    group.add_argument(
+        "--max-calls-per-client", type=positive, metavar="N", help="of one client at once (default: no limit)"
+    )
+
+
+def _tls_of(args: argparse.Namespace) -> TlsFiles | None:
+    if args.tls_cert is None and args.tls_key is None:
+        if args.tls_client_ca is not None:
+            raise BeamlineError("--tls-client-ca needs --tls-cert and --tls-key as well")
+        return None
+    if args.tls_cert is None or args.tls_key is None:
+        raise BeamlineError("--tls-cert and --tls-key belong together: give both")
+    return TlsFiles(args.tls_cert, args.tls_key, args.tls_client_ca)
 
 
 def port(text: str) -> int:
@@ -88,6 +111,9 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_queue=args.max_queue,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
+        tls=_tls_of(args),
+        tokens=args.tokens,
+        max_calls_per_client=args.max_calls_per_client,
     )
 
 

@@ -1,48 +1,33 @@
-"""Our exceptions as gRPC statuses: here, and nowhere else.
+"""The one interceptor, around every method of every service: credentials, limits, statuses, counts.
 
-The interceptor also takes over decoding. A message that is no valid protobuf (invalid UTF-8 in a string, most
-often) would fail inside grpc, which calls that an internal error of the server; here it is the client's.
+It also takes over decoding. A message that is no valid protobuf (invalid UTF-8 in a string, most often) would fail
+inside grpc, which calls that an internal error of the server; here it is the client's. And nothing is decoded for
+a caller who may not call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-import uuid
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from serving.errors import (
-    Cancelled,
-    ComputeError,
-    DeadlinePassed,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    ShuttingDown,
-)
-from serving.metrics import Metrics
+from serving.calls import REQUEST_ID, with_request_id
+from serving.errors import InvalidRequest, RequestError
+from serving.grpc.statuses import Status
+from serving.guard import Guard, Outcome
+from serving.security.tokens import Client
 
-Behaviour = Callable[[Any, Any], Awaitable[Any]]
+Headers = Mapping[str, str]
+Behaviour = Callable[[Any, Any], Any]
 
-log = logging.getLogger(__name__)
-
-# The status of each error, and the reason under which a refused call is counted.
-_STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
-    InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "invalid"),
-    ModelNotFound: (grpc.StatusCode.NOT_FOUND, "model_not_found"),
-    Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
-    ShuttingDown: (grpc.StatusCode.UNAVAILABLE, "shutting_down"),
-    DeadlinePassed: (grpc.StatusCode.DEADLINE_EXCEEDED, None),
-    Cancelled: (grpc.StatusCode.CANCELLED, None),
-}
-
-_MAX_DETAILS = 1000  # characters; details travel in a header, and headers are limited
+# Read by gRPC clients with a retry policy: when to try again.
+_PUSHBACK = "grpc-retry-pushback-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,58 +37,127 @@ class Undecodable:
     reason: str
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
-        # Unknown methods have no handler; those that stream are health's Watch and reflection, not ours.
-        if handler is None or handler.unary_unary is None:
-            return handler
-        return grpc.unary_unary_rpc_method_handler(
-            self._guarded(handler_call_details.method, handler.unary_unary),
-            request_deserializer=_tolerant(handler.request_deserializer),
-            response_serializer=handler.response_serializer,
-        )
+        if handler is None:  # unknown: nothing to guard, and no name that a stranger made up gets into the metrics
+            return None
+        method: str = handler_call_details.method
+        headers = _headers(handler_call_details.invocation_metadata)
+        try:
+            client = self._guard.authenticate(method, headers)
+        except RequestError as error:
+            return self._refusal(method, headers, error)
+        return _around(handler, _Answers(self._guard, method, headers, client))
 
-    def _guarded(self, method: str, behaviour: Behaviour) -> Behaviour:
+    def _refusal(self, method: str, headers: Headers, error: RequestError) -> Any:
+        async def refuse(requests: Any, context: Any) -> None:
+            with self._guard.record(method, headers) as outcome:
+                status = self._guard.status_of(error, method, headers)
+                outcome.code = status.code
+                await _abort(context, status, headers)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)  # fits every method: it reads no message
+
+
+class _Answers:
+    """One call's behaviour with everything around it."""
+
+    def __init__(self, guard: Guard, method: str, headers: Headers, client: Client) -> None:
+        self._guard = guard
+        self._method = method
+        self._headers = headers
+        self._client = client
+
+    def once(self, behaviour: Behaviour) -> Behaviour:
         async def answer(request: Any, context: Any) -> Any:
-            started = time.monotonic()
-            code = grpc.StatusCode.OK
-            try:
-                if isinstance(request, Undecodable):
-                    raise InvalidRequest(request.reason)
-                return await behaviour(request, context)
-            except grpc.aio.AbortError:  # health answers for itself
-                code = context.code()
-                raise
-            except asyncio.CancelledError:
-                # The caller went away, or its deadline did: grpc has answered already.
-                remaining = context.time_remaining()
-                over = remaining is not None and remaining <= 0
-                code = grpc.StatusCode.DEADLINE_EXCEEDED if over else grpc.StatusCode.CANCELLED
-                raise
-            except Exception as error:
-                code, sentence = self._status_of(method, error)
-                await context.abort(code, sentence[:_MAX_DETAILS])
-            finally:
-                self._metrics.calls.labels(method, _name(code)).inc()
-                self._metrics.call_seconds.labels(method).observe(time.monotonic() - started)
+            async with self._inside(context):
+                return await behaviour(_decoded(request), context)
 
         return answer
 
-    def _status_of(self, method: str, error: Exception) -> tuple[grpc.StatusCode, str]:
-        known = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), None)
-        if known is not None:
-            code, reason = known
-            if reason is not None:
-                self._metrics.refused.labels(reason).inc()
-            return code, str(error)
-        request_id = uuid.uuid4().hex[:12]
-        log.error("%s failed (request id %s)", method, request_id, exc_info=error)
-        what = "the model could not compute this request" if isinstance(error, ComputeError) else "internal error"
-        return grpc.StatusCode.INTERNAL, f"{what} (request id {request_id})"
+    def stream(self, behaviour: Behaviour) -> Behaviour:
+        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with self._inside(context):
+                async for response in behaviour(_decoded(request), context):
+                    yield response
+
+        return answer
+
+    @asynccontextmanager
+    async def _inside(self, context: Any) -> AsyncIterator[None]:
+        guard, method, headers = self._guard, self._method, self._headers
+        with guard.record(method, headers) as outcome:
+            try:
+                with guard.admit(method, headers, _identity(self._client, context)) as call:
+                    context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
+                    yield
+            except grpc.aio.AbortError:  # who aborted has said why
+                outcome.code = _code(context.code())
+                raise
+            except (asyncio.CancelledError, GeneratorExit):
+                # The caller went away, or its deadline did: grpc has answered already.
+                outcome.code = _gone(context)
+                raise
+            except Exception as error:
+                await self._fail(error, context, outcome)
+
+    async def _fail(self, error: Exception, context: Any, outcome: Outcome) -> None:
+        status = self._guard.status_of(error, self._method, self._headers)
+        outcome.code = status.code
+        await _abort(context, status, self._headers)
+
+
+def _around(handler: Any, answers: _Answers) -> Any:
+    """The same kind of handler. Those that are no coroutines (none of ours) run on a thread, and stay as they are."""
+    kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
+    behaviour: Behaviour = getattr(handler, kind)
+    if inspect.isasyncgenfunction(behaviour):
+        guarded = answers.stream(behaviour)
+    elif inspect.iscoroutinefunction(behaviour):
+        guarded = answers.once(behaviour)
+    else:
+        return handler
+    make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+    return make(guarded, _tolerant(handler.request_deserializer), handler.response_serializer)
+
+
+async def _abort(context: Any, status: Status, headers: Headers) -> None:
+    trailing = [(REQUEST_ID, headers[REQUEST_ID])]
+    if status.retry_milliseconds is not None:
+        trailing.append((_PUSHBACK, str(status.retry_milliseconds)))
+    await context.abort(status.code, status.sentence, tuple(trailing))
+
+
+def _identity(client: Client, context: Any) -> str:
+    """Whose call it is: by token, by certificate, or by address."""
+    if client.name is not None:
+        return f"token:{client.name}"
+    names = context.auth_context().get("x509_common_name")
+    if names:
+        return f"certificate:{names[0].decode('utf-8', 'replace')}"
+    peer: str = context.peer()
+    return peer.rpartition(":")[0] or peer
+
+
+def _code(code: Any) -> grpc.StatusCode:
+    """grpc gives back what it was given: a status, or its number."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((known for known in grpc.StatusCode if known.value[0] == code), grpc.StatusCode.UNKNOWN)
+
+
+def _gone(context: Any) -> grpc.StatusCode:
+    remaining = context.time_remaining()
+    over = remaining is not None and remaining <= 0
+    return grpc.StatusCode.DEADLINE_EXCEEDED if over else grpc.StatusCode.CANCELLED
+
+
+def _headers(metadata: Any) -> Headers:
+    return with_request_id({key: value for key, value in metadata or () if isinstance(value, str)})
 
 
 def _tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -116,5 +170,15 @@ def _tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode_or_explain
 
 
-def _name(code: Any) -> str:
-    return code.name if isinstance(code, grpc.StatusCode) else str(code)
+def _decoded(request: Any) -> Any:
+    """The message, or the stream of them, without what could not be decoded."""
+    if hasattr(request, "__aiter__"):
+        return _each_decoded(request)
+    if isinstance(request, Undecodable):
+        raise InvalidRequest(request.reason)
+    return request
+
+
+async def _each_decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _decoded(request)

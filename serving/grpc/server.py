@@ -11,11 +11,12 @@ from grpc_reflection.v1alpha import reflection
 from protos import beamline_pb2_grpc
 from serving.errors import BeamlineError
 from serving.grpc.health import INFERENCE, Health
-from serving.grpc.interceptors import StatusInterceptor
+from serving.grpc.interceptors import GuardInterceptor
 from serving.grpc.servicer import InferenceServicer
+from serving.guard import Guard
 from serving.lifecycle import Lifecycle
-from serving.metrics import Metrics
 from serving.registry import Models
+from serving.security.tls import ServerTls
 
 _STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
 
@@ -24,9 +25,9 @@ class GrpcServer:
     """Bound at construction, so that a port in use is known before any model is loaded; a client that
     connects early waits until `start`."""
 
-    def __init__(self, host: str, port: int, max_message_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, host: str, port: int, max_message_bytes: int, guard: Guard, tls: ServerTls | None) -> None:
         self._server: Any = grpc.aio.server(
-            interceptors=[StatusInterceptor(metrics)],
+            interceptors=[GuardInterceptor(guard)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -36,7 +37,11 @@ class GrpcServer:
         self._health = Health()
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            self.port: int = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls.grpc_credentials())
+            )
         except RuntimeError as error:
             raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
 

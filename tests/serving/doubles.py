@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -161,10 +162,10 @@ def makers(engine: EngineDouble) -> EngineMakers:
 
 @asynccontextmanager
 async def running(
-    engine: EngineDouble, *, text: TextLimits | None = None, drain_seconds: float | None = None
+    engine: EngineDouble, *, text: TextLimits | None = None, drain_seconds: float | None = None, **changes: object
 ) -> AsyncIterator[Server]:
     config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, text=text or TextLimits(), drain_seconds=drain_seconds)
-    async with started(Server(config, makers(engine))) as server:
+    async with started(Server(replace(config, **changes), makers(engine))) as server:  # type: ignore[arg-type]
         yield server
 
 

@@ -134,7 +134,7 @@ def test_the_client_sends_no_more_than_its_window() -> None:
             return pb.TranslateResponse(translations=[pb.Translation()])
 
     class Method:
-        def future(self, request: pb.TranslateRequest) -> Call:
+        def future(self, request: pb.TranslateRequest, metadata: object) -> Call:
             return Call()
 
     with Client("127.0.0.1:1", window=4) as client:

@@ -1,0 +1,62 @@
+"""Our exceptions as gRPC statuses: here, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import grpc
+
+from serving.errors import (
+    Cancelled,
+    ComputeError,
+    DeadlinePassed,
+    Forbidden,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    ShuttingDown,
+    Unauthenticated,
+)
+from serving.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+# The status of each error, and the reason under which a refused call is counted.
+_STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
+    InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "invalid"),
+    ModelNotFound: (grpc.StatusCode.NOT_FOUND, "model_not_found"),
+    Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
+    ShuttingDown: (grpc.StatusCode.UNAVAILABLE, "shutting_down"),
+    Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
+    Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
+    DeadlinePassed: (grpc.StatusCode.DEADLINE_EXCEEDED, None),
+    Cancelled: (grpc.StatusCode.CANCELLED, None),
+}
+
+_MAX_DETAILS = 1000  # characters; details travel in a header, and headers are limited
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    code: grpc.StatusCode
+    sentence: str
+    retry_after: float | None = None  # seconds
+
+    @property
+    def retry_milliseconds(self) -> int | None:
+        return None if self.retry_after is None else max(1, math.ceil(1000 * self.retry_after))
+
+
+def status_of(error: Exception, method: str, request_id: str, metrics: Metrics) -> Status:
+    """What the caller is told. An error that is not ours shows nothing of itself: the log has it, under the id."""
+    known = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), None)
+    if known is not None:
+        code, reason = known
+        if reason is not None:
+            metrics.refused.labels(reason).inc()
+        return Status(code, str(error)[:_MAX_DETAILS], getattr(error, "retry_after", None))
+    log.error("%s failed (request id %s)", method, request_id, exc_info=error)
+    what = "the model could not compute this request" if isinstance(error, ComputeError) else "internal error"
+    return Status(grpc.StatusCode.INTERNAL, f"{what} (request id {request_id})")

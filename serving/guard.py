@@ -1,0 +1,67 @@
+"""What every call passes, whichever door it comes through: who is it, may it, is there room, how did it go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from serving.calls import REQUEST_ID, Call, call_of, enter
+from serving.grpc.statuses import Status, status_of
+from serving.metrics import Metrics
+from serving.security.access import Access, scope_of
+from serving.security.limits import ClientLimit
+from serving.security.tokens import Client
+
+log = logging.getLogger("serving.access")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Set by the door when it knows."""
+
+    code: grpc.StatusCode = grpc.StatusCode.OK
+
+
+class Guard:
+    def __init__(self, metrics: Metrics, access: Access, limit: ClientLimit) -> None:
+        self._metrics = metrics
+        self._access = access
+        self._limit = limit
+
+    def authenticate(self, method: str, headers: Mapping[str, str]) -> Client:
+        """Before anything else of a call is looked at. Raises `Unauthenticated` or `Forbidden`."""
+        return self._access.check(scope_of(method), headers.get("authorization"))
+
+    @contextmanager
+    def admit(self, method: str, headers: Mapping[str, str], client: str) -> Iterator[Call]:
+        """Around the work of a call, in a task of its own. Raises what a call is refused with."""
+        call = call_of(headers, client)
+        enter(call)
+        if scope_of(method) is None:
+            yield call
+            return
+        with self._limit.call(client):
+            yield call
+
+    @contextmanager
+    def record(self, method: str, headers: Mapping[str, str]) -> Iterator[Outcome]:
+        """Around everything, refusals too: counts the call and writes its line into the log."""
+        started = time.monotonic()
+        outcome = Outcome()
+        try:
+            yield outcome
+        finally:
+            seconds = time.monotonic() - started
+            self._metrics.calls.labels(method, outcome.code.name).inc()
+            self._metrics.call_seconds.labels(method).observe(seconds)
+            log.debug(
+                "%s %s in %.1f ms (request id %s)", method, outcome.code.name, 1000 * seconds, headers[REQUEST_ID]
+            )
+
+    def status_of(self, error: Exception, method: str, headers: Mapping[str, str]) -> Status:
+        return status_of(error, method, headers[REQUEST_ID], self._metrics)

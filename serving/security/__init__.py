@@ -1,0 +1,1 @@
+"""Who may call what: certificates, bearer tokens, scopes."""

@@ -1,0 +1,59 @@
+"""What is read from files that an operator replaces while we run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from serving.errors import BeamlineError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_Fingerprint = tuple[tuple[int, int, int] | None, ...]
+
+
+class Reloaded(Generic[T]):
+    """The newest value that could be read. Files that are broken at the start are an error; files that break later are
+    reported once, and what was read before stays: a slip of the hand must not take the server down, and between
+    replacing a certificate and its key the two don't belong together."""
+
+    def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
+        self._paths = tuple(paths)
+        self._load = load
+        self._lock = threading.Lock()  # grpc asks from threads of its own
+        self._seen = self._fingerprint()
+        self._value = load()
+
+    def get(self) -> T:
+        """Looks at the files, not into them: a few microseconds, so it can be done at every call."""
+        return self.get_changed()[0]
+
+    def get_changed(self) -> tuple[T, bool]:
+        """And whether it has been read anew just now."""
+        with self._lock:
+            seen = self._fingerprint()
+            if seen == self._seen:
+                return self._value, False
+            self._seen = seen
+            try:
+                self._value = self._load()
+            except BeamlineError as error:
+                log.error("the old one stays in use: %s", error)
+                return self._value, False
+            log.info("read anew: %s", ", ".join(map(str, self._paths)))
+            return self._value, True
+
+    def _fingerprint(self) -> _Fingerprint:
+        return tuple(_status(path) for path in self._paths)
+
+
+def _status(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
