@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from serving.calls import current_call
 from serving.engine.request import DecodingOptions, Request, Result
 from serving.errors import Overloaded
 
@@ -60,6 +61,7 @@ class _Call:
         self._engine = engine
         self._deadline = deadline
         self._started = time.monotonic()
+        self._call = current_call()
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._pending: dict[int, int] = {}  # a job's index -> the id of its request
@@ -74,7 +76,14 @@ class _Call:
         """False where the queue is full and a request of our own will make room. A call of which nothing runs
         is refused instead: waiting would be a second, hidden queue."""
         settle = partial(_deliver, self._loop, partial(self._settle, index))
-        request = Request(job.source, self._remaining(job.options), settle, self._deadline)
+        request = Request(
+            job.source,
+            self._remaining(job.options),
+            settle,
+            self._deadline,
+            priority=self._call.priority,
+            queue_deadline=self._queue_deadline(),
+        )
         try:
             self._engine.submit(request)
         except Overloaded:
@@ -90,6 +99,11 @@ class _Call:
         if options.time_limit is None:
             return options
         return replace(options, time_limit=max(0.0, options.time_limit - (time.monotonic() - self._started)))
+
+    def _queue_deadline(self) -> float | None:
+        """From when it is submitted: a long call's later sequences wait behind its own first ones."""
+        timeout = self._call.queue_timeout
+        return None if timeout is None else time.monotonic() + timeout
 
     async def progress(self) -> None:
         """Waits until something was answered; raises the first failure."""

@@ -36,6 +36,7 @@ class ServeConfig:
     threads: int = 0  # of the engine; 0: as many as there are cores
     max_slots: int = 32  # requests that are decoded at once
     max_queue: int = 1024  # requests that wait behind them
+    early_refusal: bool = True  # of a request whose deadline would pass while it waits
     fake_step_seconds: float = 0.0
     fake_slots: int = 8
     tls: TlsFiles | None = None  # None: no encryption

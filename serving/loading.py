@@ -57,8 +57,8 @@ class EngineMakers:
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
-    settings = EngineSettings(threads=config.threads, slots=config.max_slots, max_queue=config.max_queue)
-    fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue)
+    settings = EngineSettings(config.threads, config.max_slots, config.max_queue, config.early_refusal)
+    fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue, config.early_refusal)
     return EngineMakers(
         load=lambda folder, manifest, observe: load_engine(folder, manifest, settings, observe),
         fake=lambda observe: fake_engine(fake, observe),

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from serving.config import ServeConfig
+from serving.config import MIB, ServeConfig, TextLimits
 from serving.errors import BeamlineError
 from serving.security.tls import TlsFiles
 from serving.server import Server
@@ -40,6 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.max_queue,
         metavar="N",
         help="waiting at most (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-texts", type=positive, default=config.text.max_inputs, metavar="N", help="of one call (%(default)s)"
+    )
+    parser.add_argument(
+        "--max-message-mib", type=positive, default=config.max_message_bytes // MIB, metavar="N", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--no-early-refusal", action="store_true", help="let requests wait whose deadline will pass meanwhile"
     )
     parser.add_argument("--default-model", metavar="M", help="for calls that name none")
     parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
@@ -111,6 +120,9 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_queue=args.max_queue,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
+        early_refusal=not args.no_early_refusal,
+        max_message_bytes=args.max_message_mib * MIB,
+        text=TextLimits(max_inputs=args.max_texts),
         tls=_tls_of(args),
         tokens=args.tokens,
         max_calls_per_client=args.max_calls_per_client,

@@ -22,6 +22,7 @@ class EngineSettings:
     threads: int = 0  # 0: as many as there are cores
     slots: int = 32
     max_queue: int = 1024
+    early_refusal: bool = True
     warm_up: bool = True
 
 
@@ -30,6 +31,7 @@ class FakeSettings:
     step_seconds: float = 0.0
     slots: int = 8
     max_queue: int = 1024
+    early_refusal: bool = True
 
 
 def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine:
@@ -41,6 +43,7 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
         backend,
         Plan.of(manifest, settings.slots),
         max_queue=settings.max_queue,
+        early_refusal=settings.early_refusal,
         observe=lambda stats: None,
     )
     if settings.warm_up:
@@ -52,7 +55,14 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
 def fake_engine(settings: FakeSettings, observe: Observe) -> Engine:
     manifest = fake_manifest()
     backend = FakeBackend(manifest, settings.step_seconds)
-    return Engine(manifest, backend, Plan.of(manifest, settings.slots), max_queue=settings.max_queue, observe=observe)
+    return Engine(
+        manifest,
+        backend,
+        Plan.of(manifest, settings.slots),
+        max_queue=settings.max_queue,
+        early_refusal=settings.early_refusal,
+        observe=observe,
+    )
 
 
 def _warm_up(engine: Engine) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from serving.backends.base import Backend, Start, StepInputs, StepOutputs
+from serving.engine.admission import Admission
 from serving.engine.job import Job, groups_by_length
 from serving.engine.plan import Plan
 from serving.engine.request import Hypothesis, Request, Result, Timings
@@ -34,6 +35,17 @@ from serving.manifest import Manifest
 log = logging.getLogger(__name__)
 
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
+
+
+# What a request that will not go on is answered, and counted as.
+_DROPPED: dict[Reason, tuple[Callable[[], Exception], Outcome]] = {
+    Reason.CANCELLED: (lambda: Cancelled("cancelled by the client"), Outcome.CANCELLED),
+    Reason.DEADLINE: (lambda: DeadlinePassed("the deadline is over"), Outcome.DEADLINE),
+    Reason.QUEUE_TIMEOUT: (
+        lambda: Overloaded("no slot was free within the call's queue timeout; try again later, or allow more"),
+        Outcome.QUEUE_TIMEOUT,
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -57,6 +69,7 @@ class Engine:
         plan: Plan,
         *,
         max_queue: int,
+        early_refusal: bool = True,
         observe: Callable[[StepStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,28 +81,25 @@ class Engine:
         self.observe = observe
         self._clock = clock
         self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
-        self._max_queue = max_queue
         self._room = Room(backend, plan)
         self._counts = _Counts()
         # What other threads hand over, taken in at the next step.
         self._lock = threading.Lock()
         self._arrived: list[Job] = []
         self._cancelled: list[int] = []
-        self._waiting = 0
+        self._admission = Admission(manifest.name, plan.slots, max_queue, early_refusal)
         self._draining = False
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        job = Job.of(request, self.manifest, self._clock())
+        now = self._clock()
+        job = Job.of(request, self.manifest, now)
+        seconds_left = None if job.deadline is None else job.deadline - now
         with self._lock:
             if self._draining:
                 raise ShuttingDown("the server is shutting down; try another one")
-            if self._waiting >= self._max_queue:
-                raise Overloaded(
-                    f"the queue of {self.manifest.name} is full ({self._max_queue} waiting); try again later"
-                )
-            self._waiting += 1
+            self._admission.enter(job.priority, seconds_left, len(self._scheduler.active))
             self._arrived.append(job)
         self.wake()
 
@@ -107,7 +117,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         with self._lock:
-            return bool(self._arrived or self._cancelled or self._waiting or self._scheduler.active)
+            return bool(self._arrived or self._cancelled or self._admission.waiting or self._scheduler.active)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -127,7 +137,7 @@ class Engine:
         self._take_in(self._clock())
         self._fail_active(error)
         while waiting := self._scheduler.next_in_line():
-            self._left_queue(len(waiting))
+            self._left_queue(waiting)
             for job in waiting:
                 self._resolve(job, error, Outcome.FAILED)
 
@@ -147,23 +157,22 @@ class Engine:
         for request_id in cancelled:
             self._scheduler.cancel(request_id)
         for dropped in self._scheduler.sweep(now):
-            cancel = dropped.reason is Reason.CANCELLED
-            error = Cancelled("cancelled by the client") if cancel else DeadlinePassed("the deadline is over")
-            outcome = Outcome.CANCELLED if cancel else Outcome.DEADLINE
+            error, outcome = _DROPPED[dropped.reason]
             if dropped.slot is None:
-                self._left_queue(1)
-                self._resolve(dropped.request, error, outcome)
+                self._left_queue([dropped.request])
+                self._resolve(dropped.request, error(), outcome)
             else:
-                self._finish(dropped.slot, error, outcome)
+                self._finish(dropped.slot, error(), outcome)
         for slot in reversed(range(len(self._scheduler.active))):
             job = self._scheduler.active[slot]
             if job.out_of_time(now):
                 job.search.stop()
                 self._answer(slot)
 
-    def _left_queue(self, count: int) -> None:
+    def _left_queue(self, jobs: Sequence[Job]) -> None:
         with self._lock:
-            self._waiting -= count
+            for job in jobs:
+                self._admission.leave(job.priority)
 
     # -- admit ---------------------------------------------------------------------------------------------------
 
@@ -171,7 +180,7 @@ class Engine:
         newcomers = self._newcomers()
         if not newcomers:
             return
-        self._left_queue(len(newcomers))
+        self._left_queue(newcomers)
         began = self._clock()
         groups = groups_by_length(newcomers, ENCODE_TOKENS)
         encoded = [pair for group in groups for pair in self._encode_group(group)]
@@ -308,6 +317,8 @@ class Engine:
             encode=job.encode_seconds,
             decode=self._clock() - job.started - job.encode_seconds,
         )
+        with self._lock:
+            self._admission.served(timings.encode + timings.decode)
         self._finish(slot, Result(hypotheses, timings), Outcome.OK)
 
     def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:

@@ -44,6 +44,14 @@ class Job:
         return self.request.deadline
 
     @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def queue_deadline(self) -> float | None:
+        return self.request.queue_deadline
+
+    @property
     def source_length(self) -> int:
         return len(self.request.source)
 

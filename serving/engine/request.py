@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from serving.calls import DEFAULT_PRIORITY
+
 _ids = itertools.count(1)
 
 
@@ -71,4 +73,6 @@ class Request:
     options: DecodingOptions
     resolve: Callable[[Result | Exception], None]
     deadline: float | None = None  # on the engine's clock
+    priority: int = DEFAULT_PRIORITY  # 0 is most urgent
+    queue_deadline: float | None = None  # by when it must have a slot, on the engine's clock
     id: int = field(default_factory=lambda: next(_ids))

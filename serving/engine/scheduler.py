@@ -1,16 +1,17 @@
 """Who waits, who runs, and in which slot. It knows no tensors and no model; time is what it is told.
 
 Invariants: active requests occupy slots 0..n-1 without a gap; a request is in exactly one place (waiting, active, or
-gone); whoever waits longest is admitted first.
+gone); whoever is first in line (see `line.py`: urgency, and age) is admitted first.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
+
+from serving.engine.line import Line
 
 
 class Schedulable(Protocol):
@@ -20,6 +21,15 @@ class Schedulable(Protocol):
     @property
     def deadline(self) -> float | None: ...
 
+    @property
+    def submitted(self) -> float: ...
+
+    @property
+    def priority(self) -> int: ...
+
+    @property
+    def queue_deadline(self) -> float | None: ...  # by when it must have a slot
+
 
 R = TypeVar("R", bound=Schedulable)
 
@@ -27,6 +37,7 @@ R = TypeVar("R", bound=Schedulable)
 class Reason(Enum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +52,7 @@ class Dropped(Generic[R]):
 class Scheduler(Generic[R]):
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._waiting: OrderedDict[Hashable, R] = OrderedDict()
+        self._waiting: Line[R] = Line()
         self._active: list[R] = []
         self._cancelled: set[Hashable] = set()
 
@@ -82,10 +93,12 @@ class Scheduler(Generic[R]):
             return Reason.CANCELLED
         if request.deadline is not None and now >= request.deadline:
             return Reason.DEADLINE
+        if request.queue_deadline is not None and now >= request.queue_deadline and request.id in self._waiting:
+            return Reason.QUEUE_TIMEOUT
         return None
 
     def next_in_line(self, fits: Callable[[R], bool] = lambda request: True) -> list[R]:
-        """Takes those for whom there is a free slot, longest waiting first, up to the first one that does not fit. Each
+        """Takes those for whom there is a free slot, first in line first, up to the first one that does not fit. Each
         must then be given to `start`, or it is gone."""
         taken: list[R] = []
         while self._waiting and len(self._active) + len(taken) < self.slots:

@@ -10,6 +10,7 @@ class Outcome(StrEnum):
     OK = "ok"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
     FAILED = "failed"
 
 

@@ -1,12 +1,14 @@
-"""One thread that drives all engines of a device, a step each in turn, and sleeps while none has work."""
+"""One thread that drives all engines of a device, with equal shares of its time, and sleeps while none has work."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 from serving.engine.core import Engine
+from serving.engine.fairness import FairShare
 from serving.errors import ComputeError, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,7 @@ class EngineThread:
         self._wake = threading.Event()
         self._idle = threading.Event()
         self._stopping = False
+        self._turns: FairShare[Engine] = FairShare()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         for engine in self.engines:
             engine.wake = self._wake.set
@@ -48,13 +51,15 @@ class EngineThread:
                 self._idle.set()
                 self._wake.wait()
                 continue
-            for engine in busy:
-                try:
-                    engine.step()
-                except Exception:
-                    # Not a request's fault, so all of them get an answer; the next ones may fare better.
-                    log.exception("a step of %s's engine failed", engine.manifest.name)
-                    engine.fail_everything(ComputeError("the engine failed"))
+            engine = self._turns.next(busy)
+            began = time.perf_counter()
+            try:
+                engine.step()
+            except Exception:
+                # Not a request's fault, so all of them get an answer; the next ones may fare better.
+                log.exception("a step of %s's engine failed", engine.manifest.name)
+                engine.fail_everything(ComputeError("the engine failed"))
+            self._turns.charge(engine, time.perf_counter() - began)
         for engine in self.engines:
             engine.drain()
             engine.fail_everything(ShuttingDown("the server was stopped"))

@@ -16,6 +16,9 @@ from serving.engine.scheduler import Reason, Scheduler
 class Job:
     id: int
     deadline: float | None = None
+    queue_deadline: float | None = None
+    submitted: float = 0.0
+    priority: int = 1
 
 
 def test_first_come_first_served() -> None:
@@ -59,6 +62,25 @@ def test_sweep_says_who_and_why() -> None:
     assert scheduler.waiting == 0
 
 
+def test_only_the_wait_for_a_slot_times_out() -> None:
+    scheduler: Scheduler[Job] = Scheduler(slots=1)
+    running, waiting = Job(1, queue_deadline=5.0), Job(2, queue_deadline=5.0)
+    scheduler.submit(running)
+    scheduler.submit(waiting)
+    for job in scheduler.next_in_line():
+        scheduler.start(job)
+    assert scheduler.sweep(now=4.9) == []
+    assert [(d.request, d.reason, d.slot) for d in scheduler.sweep(now=5.0)] == [(waiting, Reason.QUEUE_TIMEOUT, None)]
+    assert scheduler.active == [running]
+
+
+def test_the_urgent_go_first() -> None:
+    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    for number, priority in enumerate((3, 1, 0, 2)):
+        scheduler.submit(Job(number, priority=priority))
+    assert [job.id for job in scheduler.next_in_line()] == [2, 1]
+
+
 def test_a_full_scheduler_starts_nobody() -> None:
     scheduler: Scheduler[Job] = Scheduler(slots=1)
     scheduler.start(Job(1))
@@ -92,9 +114,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.expected_slots[slot] = self.expected_slots[moved]
         self.expected_slots.pop()
 
-    @rule(patience=st.one_of(st.none(), st.floats(0.1, 5)))
-    def submit(self, patience: float | None) -> None:
-        job = Job(len(self.submitted), None if patience is None else self.now + patience)
+    @rule(patience=st.one_of(st.none(), st.floats(0.1, 5)), queue_patience=st.one_of(st.none(), st.floats(0.1, 5)))
+    def submit(self, patience: float | None, queue_patience: float | None) -> None:
+        deadline, queue_deadline = (None if span is None else self.now + span for span in (patience, queue_patience))
+        job = Job(len(self.submitted), deadline, queue_deadline, self.now)
         self.submitted.append(job)
         self.scheduler.submit(job)
 
