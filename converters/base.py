@@ -91,6 +91,11 @@ class Loaded:
         return tuple(sorted({*words, *self.defaults.suppress_tokens} - set(self.vocabulary.eos_ids)))
 
 
+def search_constants(loaded: Loaded) -> SearchConstants:
+    eos_ids = loaded.vocabulary.eos_ids
+    return SearchConstants(eos_ids, max(2, 1 + len(eos_ids)), loaded.renormalise, loaded.forbidden)
+
+
 class Converter(ABC):
     family: str
 
@@ -117,15 +122,9 @@ class Converter(ABC):
         if isinstance(loaded.model, nn.Module):
             loaded.model.eval()
         with _staging(repository / name, version) as folder:
-            constants = SearchConstants(
-                loaded.vocabulary.eos_ids,
-                max(2, 1 + len(loaded.vocabulary.eos_ids)),
-                loaded.renormalise,
-                loaded.forbidden,
-            )
             tokenizers = _save_tokenizers(loaded, folder)
             self._manifest(name, version, loaded, _NO_FILES, tokenizers)  # better refused now than after the export
-            files = export_graphs(loaded.model, constants, folder, advance)
+            files = export_graphs(loaded.model, search_constants(loaded), folder, advance)
             manifest = self._manifest(name, version, loaded, files, tokenizers)
             advance("verify")
             certificate = verify(folder, manifest, loaded, tolerance or Tolerance())

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -30,13 +31,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, names: tuple[str, ...] = WEIGHT_FILES) -> dict[str, Tensor]:
-    """All tensors in float32, from the first of these files that is there. A pickle is read for its tensors only."""
+    """All tensors in float32, from the first of these files that is there. A pickle is read for its tensors only, and
+    one inside an .npz not at all."""
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise ConversionError(f"{folder} has no weights: expected one of {', '.join(names)}")
     try:
         if path.suffix == ".safetensors":
             tensors = load_file(path)
+        elif path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                tensors = {name: torch.from_numpy(arrays[name]) for name in arrays}
         else:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

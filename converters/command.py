@@ -13,20 +13,26 @@ HELP = "convert a PyTorch checkpoint into a model repository"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder with the checkpoint")
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder with the checkpoint, or file.py:build")
     parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
     parser.add_argument("--version", type=int, help="version number (default: the next one)")
     parser.add_argument("--config", type=Path, help="file that names the checkpoint's parts, where it is not ours")
     parser.add_argument("--target", choices=("onnx", "tensorrt"), default="onnx", help="tensorrt: build plans, too")
     add_build_arguments(parser.add_argument_group("with --target tensorrt"))
+    own = parser.add_argument_group(
+        "one's own module", "file.py:build, a function that returns it; see docs/own-model.md"
+    )
+    own.add_argument("--weights", type=Path, metavar="W", help="its weights: safetensors, npz, or a state dict")
+    own.add_argument("--tokenizer", type=Path, metavar="T", help="tokenizer.json, or a sentencepiece model")
+    own.add_argument("--target-tokenizer", type=Path, metavar="T", help="where it differs from the source's")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from converters.base import STEPS  # torch takes seconds to import: only once it is really needed
-    from converters.recognise import converter_for
+    from converters.recognise import OwnFiles, converter_for
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
     visible = sys.stderr.isatty()
@@ -38,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             if not visible:  # a log shows that something happens, too
                 print(f"{step} ...", file=sys.stderr, flush=True)
 
-        converter = converter_for(arguments.source, arguments.config)
+        own = OwnFiles(arguments.weights, arguments.tokenizer, arguments.target_tokenizer)
+        converter = converter_for(arguments.source, arguments.config, own)
         manifest, certificate = converter.convert(arguments.name, arguments.repo, arguments.version, advance=advance)
     size = manifest.weights.bytes / 2**20
     print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")

@@ -64,22 +64,52 @@ class ExportedFiles:
     weights: Weights
 
 
+@dataclass(frozen=True)
+class TracedGraph:
+    """A module to be traced: what it is called with, and its names."""
+
+    module: nn.Module
+    arguments: tuple[object, ...]
+    names: list[str]
+    outputs: list[str]
+    shapes: Sequence[object]  # of the arguments; an axis that has a name is dynamic
+
+    @property
+    def dynamic_shapes(self) -> tuple[object, ...]:
+        def dynamic(shape: object) -> object:
+            if isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
+                return tuple(dynamic(part) for part in shape)
+            assert isinstance(shape, tuple)
+            return {index: axis for index, axis in enumerate(shape) if isinstance(axis, str)}
+
+        return tuple(dynamic(shape) for shape in self.shapes)
+
+    def export(self) -> ir.Model:
+        with torch.no_grad(), quiet():
+            program = torch.onnx.export(
+                self.module.eval(),
+                self.arguments,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=self.names,
+                output_names=self.outputs,
+                dynamic_shapes=self.dynamic_shapes,
+                verbose=False,
+            )
+        assert program is not None
+        return program.model
+
+
 def export_graphs(
     model: EncoderDecoder, constants: SearchConstants, folder: Path, advance: Callable[[str], None]
 ) -> ExportedFiles:
     """Writes the three graphs and their weights into `folder`; `advance` is told about each."""
-    tensors = model.state_tensors()
-    programs = {
-        "encoder": _trace_encoder(EncoderGraph(model), tensors),
-        "step": _trace_step(StepGraph(model, constants), tensors),
-        "score": _trace_score(ScoreGraph(model)),
-    }
     graphs: dict[str, File] = {}
     with (folder / WEIGHTS_FILE).open("wb") as file:
         store = WeightStore(file)
-        for name, trace in programs.items():
+        for name, graph in graphs_of(model, constants).items():
             advance(f"export {name}")
-            exported = trace()
+            exported = graph.export()
             store.move_out(exported)
             path = folder / GRAPH_FILES[name]
             ir.save(exported, path)
@@ -92,15 +122,23 @@ def export_graphs(
     )
 
 
-def _trace_encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[], ir.Model]:
-    names = ["source", "source_mask"]
+def graphs_of(model: EncoderDecoder, constants: SearchConstants) -> dict[str, TracedGraph]:
+    tensors = model.state_tensors()
+    return {
+        "encoder": _encoder(EncoderGraph(model), tensors),
+        "step": _step(StepGraph(model, constants), tensors),
+        "score": _score(ScoreGraph(model)),
+    }
+
+
+def _encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
     outputs = [tensor.name for tensor in _memory(tensors) if tensor.name != "source_mask"]
     outputs += [tensor.name for tensor in tensors if tensor.kind is StateKind.RECURRENT]
     arguments = (_example("int64", ("B", "S")), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
-    return lambda: _export(module, arguments, names, outputs, [("B", "S"), ("B", "S")])
+    return TracedGraph(module, arguments, ["source", "source_mask"], outputs, [("B", "S"), ("B", "S")])
 
 
-def _trace_step(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[], ir.Model]:
+def _step(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
     states = [tensor for tensor in tensors if tensor.kind is not StateKind.MEMORY]
     ordered = [*_memory(tensors), *states]
     arguments = (
@@ -110,16 +148,16 @@ def _trace_step(module: nn.Module, tensors: Sequence[StateTensor]) -> Callable[[
     names = [*STEP_INPUTS, *(tensor.name for tensor in ordered)]
     outputs = [*STEP_OUTPUTS, *(tensor.output for tensor in states)]
     shapes = [*(_STEP_AXES[name] for name in STEP_INPUTS), tuple(tensor.shape for tensor in ordered)]
-    return lambda: _export(module, arguments, names, outputs, shapes)
+    return TracedGraph(module, arguments, names, outputs, shapes)
 
 
-def _trace_score(module: nn.Module) -> Callable[[], ir.Model]:
+def _score(module: nn.Module) -> TracedGraph:
     names = ["source", "source_mask", "target", "labels"]
     shapes = [("B", "S"), ("B", "S"), ("B", "T"), ("B", "T")]
     arguments = tuple(
         _example("bool" if name == "source_mask" else "int64", s) for name, s in zip(names, shapes, strict=True)
     )
-    return lambda: _export(module, arguments, names, ["token_log_probs", "attention"], shapes)
+    return TracedGraph(module, arguments, names, ["token_log_probs", "attention"], shapes)
 
 
 def _memory(tensors: Sequence[StateTensor]) -> list[StateTensor]:
@@ -131,36 +169,8 @@ def _example(dtype: str, shape: Sequence[str | int]) -> Tensor:
     return torch.zeros(sizes, dtype=_DTYPES[dtype])
 
 
-def _export(
-    module: nn.Module,
-    arguments: tuple[object, ...],
-    names: list[str],
-    outputs: list[str],
-    shapes: Sequence[object],
-) -> ir.Model:
-    def dynamic(shape: object) -> object:
-        if isinstance(shape, tuple) and shape and isinstance(shape[0], tuple):
-            return tuple(dynamic(part) for part in shape)
-        assert isinstance(shape, tuple)
-        return {index: axis for index, axis in enumerate(shape) if isinstance(axis, str)}
-
-    with torch.no_grad(), _quiet():
-        program = torch.onnx.export(
-            module.eval(),
-            arguments,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=names,
-            output_names=outputs,
-            dynamic_shapes=tuple(dynamic(shape) for shape in shapes),
-            verbose=False,
-        )
-    assert program is not None
-    return program.model
-
-
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter talks about packages that we don't need; a failure still comes as an exception."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from converters.base import Converter
 from converters.checkpoint import read_json
 from converters.families import recurrent, reference, torch_recurrent, torch_transformer
+from converters.families.own_module import OwnModuleConverter
+from converters.own.load import Origin
 from serving.errors import ConversionError
 
 
-def converter_for(source: Path, config: Path | None = None) -> Converter:
-    """By the family that the config names, or the model type of `config.json`."""
+@dataclass(frozen=True)
+class OwnFiles:
+    """What lies beside one's own module."""
+
+    weights: Path | None = None
+    tokenizer: Path | None = None
+    target_tokenizer: Path | None = None
+
+
+def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None = None) -> Converter:
+    """By the family that the config names, or the model type of `config.json`; `file.py:build` is one's own module."""
+    origin = Origin.parse(str(source))
+    if origin is not None:
+        return _own_module(origin, own or OwnFiles())
+    if own is not None and own != OwnFiles():
+        raise ConversionError(f"--weights and --tokenizer are for one's own module (file.py:build); {source} is none")
     if not source.is_dir():
         raise ConversionError(f"{source} is not a folder with a checkpoint")
     content = read_json(config or source / "config.json")
@@ -34,3 +51,9 @@ def converter_for(source: Path, config: Path | None = None) -> Converter:
         f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}. "
         "A checkpoint in other names needs a file that names its parts: --config FILE"
     )
+
+
+def _own_module(origin: Origin, own: OwnFiles) -> Converter:
+    if own.weights is None or own.tokenizer is None:
+        raise ConversionError("one's own module needs --weights FILE (safetensors, npz) and --tokenizer FILE")
+    return OwnModuleConverter(origin, own.weights, own.tokenizer, own.target_tokenizer)

@@ -1,8 +1,7 @@
 """The recurrent encoder-decoder as an `EncoderDecoder`.
 
-Its encoder layers become ONNX's own RNN, LSTM and GRU operators, which take each row's length: no packed sequences, and
-padding changes nothing. Coupled gates need no operator of their own: the input gate 1 - sigmoid(a) is sigmoid(-a), a
-gate with the forget gate's weights negated.
+Its encoder layers become ONNX's own operators. Coupled gates need none of their own: the input gate 1 - sigmoid(a) is
+sigmoid(-a), a gate with the forget gate's weights negated.
 """
 
 from __future__ import annotations
@@ -14,25 +13,17 @@ from torch import Tensor, nn
 
 from converters.modules.recurrent import Memory, Recurrent
 from converters.modules.recurrent_cells import Cell, EncoderLayer, State
+from converters.modules.recurrent_operator import onnx_order, run_operator
 from converters.modules.tree import Tree
 from serving.manifest import StateKind, StateTensor
 
-OPERATORS = {"rnn_tanh": "RNN", "rnn_relu": "RNN", "lstm": "LSTM", "gru": "GRU"}
-VERSION = 22  # of these operators, in opset 24
+
+def _gates(cell: Cell, tensor: Tensor) -> Tensor:
+    """A weight or bias as ONNX has it; where gates are coupled, with an input gate of its own."""
+    return onnx_order(cell.kind, torch.cat([-tensor[: cell.width], tensor]) if cell.coupled else tensor)
 
 
-def onnx_order(cell: Cell, tensor: Tensor) -> Tensor:
-    """A weight or bias [G * w, ...] with its gates as ONNX has them: lstm i o f g, gru z r n."""
-    if cell.kind == "gru":
-        reset, update, new = tensor.chunk(3)
-        return torch.cat([update, reset, new])
-    if cell.kind != "lstm":
-        return tensor
-    *take_in, forget, new, out = tensor.chunk(3 if cell.coupled else 4)
-    return torch.cat([take_in[0] if take_in else -forget, out, forget, new])
-
-
-def onnx_peephole(cell: Cell) -> Tensor:
+def _peephole(cell: Cell) -> Tensor:
     """[3 * w], gates i o f."""
     assert cell.peephole is not None
     *take_in, forget, out = cell.peephole.unbind()
@@ -50,42 +41,22 @@ class OnnxLayer(nn.Module):
     def __init__(self, layer: EncoderLayer) -> None:
         super().__init__()
         cells = layer.directions
-        self.kind, self.width, self.count = cells[0].kind, cells[0].width, len(cells)
+        self.kind = cells[0].kind
 
         def keep(name: str, parts: list[Tensor]) -> None:
             self.register_buffer(name, torch.stack(parts).detach().clone(), persistent=False)
 
-        keep("weight", [onnx_order(cell, cell.weight_ih) for cell in cells])
-        keep("recurrence", [onnx_order(cell, cell.weight_hh) for cell in cells])
-        keep("bias", [torch.cat([onnx_order(cell, bias) for bias in (cell.bias_ih, cell.bias_hh)]) for cell in cells])
+        keep("weight", [_gates(cell, cell.weight_ih) for cell in cells])
+        keep("recurrence", [_gates(cell, cell.weight_hh) for cell in cells])
+        keep("bias", [torch.cat([_gates(cell, bias) for bias in (cell.bias_ih, cell.bias_hh)]) for cell in cells])
         if cells[0].peephole is None:
             self.peephole = None
         else:
-            keep("peephole", [onnx_peephole(cell) for cell in cells])
-
-    def attributes(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"hidden_size": self.width}
-        found["direction"] = "bidirectional" if self.count == 2 else "forward"
-        if self.kind == "gru":
-            found["linear_before_reset"] = 1
-        elif self.kind.startswith("rnn"):
-            found["activations"] = ["Relu" if self.kind == "rnn_relu" else "Tanh"] * self.count
-        return found
+            keep("peephole", [_peephole(cell) for cell in cells])
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, State]:
         """As `EncoderLayer.forward`, in a graph only."""
-        batch, length = x.shape[:2]
-        states = 2 if self.kind == "lstm" else 1
-        inputs = (x.transpose(0, 1), self.weight, self.recurrence, self.bias, lengths.to(torch.int32))
-        outputs, *last = torch.onnx.ops.symbolic_multi_out(
-            OPERATORS[self.kind],
-            inputs if self.peephole is None else (*inputs, None, None, self.peephole),
-            self.attributes(),
-            dtypes=[x.dtype] * (1 + states),
-            shapes=[(length, self.count, batch, self.width), *[(self.count, batch, self.width)] * states],
-            version=VERSION,
-        )
-        return outputs.permute(2, 0, 1, 3), tuple(state.transpose(0, 1) for state in last)
+        return run_operator(self.kind, x, lengths, self.weight, self.recurrence, self.bias, self.peephole)
 
 
 class RecurrentSteps(nn.Module):

@@ -10,7 +10,13 @@ from tests.benchmarks.shape import ROOT
 
 _PEERS = Path(__file__).parent / "peers"
 # One installation per file, in this order: asked for beside others, torch may come with gigabytes of CUDA.
-_REQUIREMENTS = {"ctranslate2": ("ctranslate2.txt",), "transformers": ("torch.txt", "transformers.txt")}
+_REQUIREMENTS = {
+    "ctranslate2": ("ctranslate2.txt",),
+    "transformers": ("torch.txt", "transformers.txt"),
+    "g2p_en": ("numpy.txt", "g2p_en.txt"),
+}
+# nltk, which g2p-en needs for its dictionary only, would download data.
+_OPTIONS = {"g2p_en.txt": ("--no-deps",)}
 
 
 def python_of(peer: str) -> Path:
@@ -25,6 +31,6 @@ def python_of(peer: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     for file in files:
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-        subprocess.run([*pip, "-r", str(file)], check=True)
+        subprocess.run([*pip, *_OPTIONS.get(file.name, ()), "-r", str(file)], check=True)
     ready.write_text(wanted)
     return python

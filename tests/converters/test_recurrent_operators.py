@@ -13,7 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from converters.modules.recurrent_cells import EncoderLayer
-from converters.modules.recurrent_graphs import OPERATORS, VERSION, OnnxLayer
+from converters.modules.recurrent_graphs import OnnxLayer
+from converters.modules.recurrent_operator import OPERATORS, VERSION, attributes
 from tests.support.recurrent import CELLS, Shape
 
 INPUTS, LENGTHS = 5, (6, 1, 3)
@@ -27,9 +28,10 @@ def run_operator(layer: OnnxLayer, x: Tensor, lengths: Tensor) -> list[np.ndarra
     if layer.peephole is not None:
         weights["P"] = layer.peephole
         names += ["", "", "P"]
+    directions, _, width = layer.recurrence.shape
     outputs = ["Y", "Y_h", "Y_c"] if layer.kind == "lstm" else ["Y", "Y_h"]
     graph = helper.make_graph(
-        [helper.make_node(OPERATORS[layer.kind], names, outputs, **layer.attributes())],
+        [helper.make_node(OPERATORS[layer.kind], names, outputs, **attributes(layer.kind, width, directions))],
         "layer",
         [
             helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, None, INPUTS]),

@@ -1,0 +1,78 @@
+"""One's own nn.Module that follows `converters.own.OwnModule`: `beamline convert file.py:build --weights W ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from converters.base import Converter, Loaded, search_constants
+from converters.checkpoint import fill, read_weights
+from converters.families.generation import stated_defaults
+from converters.families.tokenizer_file import read_tokenizer
+from converters.own.check import Checker
+from converters.own.load import Origin, build
+from converters.own.protocol import Settings
+from converters.own.steps import OwnSteps
+from converters.own.trace import check_traceable
+from serving.manifest import Limits, Vocabulary
+
+
+class OwnModuleConverter(Converter):
+    family = "own"
+
+    def __init__(self, origin: Origin, weights: Path, tokenizer: Path, target_tokenizer: Path | None = None) -> None:
+        super().__init__(origin.file)
+        self.origin, self.weights = origin, weights
+        self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
+
+    def load(self) -> Loaded:
+        module = build(self.origin)
+        checker = Checker(module, self.origin)
+        checker.check_interface()
+        settings = checker.own.settings
+        tensors = read_weights(self.weights.parent, (self.weights.name,))
+        names = settings.weight_names
+        fill(module, {names.get(name, name): tensor for name, tensor in tensors.items()}, str(self.weights))
+        module.eval().requires_grad_(False)
+        checker.check_behaviour()
+        steps = OwnSteps(module)
+        loaded = self._loaded(module, steps, settings)
+        check_traceable(steps, search_constants(loaded), self.origin)
+        return loaded
+
+    def _loaded(self, module: nn.Module, steps: OwnSteps, settings: Settings) -> Loaded:
+        source_text = read_tokenizer(self.tokenizer)
+        candidates = max(2, 1 + len(settings.eos_ids))  # of each beam, all of them different words
+        limits = Limits(
+            max_source_length=settings.max_source_length,
+            max_target_length=settings.max_target_length,
+            max_beam_size=min(settings.max_beam_size, max(1, settings.target_vocab_size // candidates)),
+        )
+        return Loaded(
+            model=steps,
+            original=_original(module, steps),
+            source_text=source_text,
+            target_text=read_tokenizer(self.target_tokenizer) if self.target_tokenizer else source_text,
+            vocabulary=Vocabulary(
+                source_size=settings.source_vocab_size,
+                target_size=settings.target_vocab_size,
+                pad_id=settings.pad_id,
+                eos_ids=settings.eos_ids,
+                decoder_start_id=settings.decoder_start_id,
+            ),
+            limits=limits,
+            defaults=stated_defaults(dict(settings.decoding), limits, str(self.source)),
+            source_languages=(settings.source_language,) if settings.source_language else (),
+            target_languages=(settings.target_language,) if settings.target_language else (),
+            description=settings.description,
+        )
+
+
+def _original(module: nn.Module, steps: OwnSteps) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """As it was trained, where the module says so; else its steps, in plain PyTorch."""
+    own = getattr(module, "teacher_forced", None)
+    if callable(own):
+        return own  # type: ignore[no-any-return]
+    return lambda source, source_mask, target: steps.score(source, source_mask, target)[0]
