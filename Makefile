@@ -8,6 +8,7 @@ PYTHON ?= python3
 SERVE_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+IMAGE_ARGS ?=
 
 SERVE := .venv-serve
 DEV := .venv
@@ -17,14 +18,14 @@ PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full test-gpu check lint types proto-check fmt proto bench pins clean distclean
+.PHONY: help serve test test-full test-gpu check lint types proto-check fmt docs proto bench image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  Options: PYTHON=$(PYTHON), SERVE_ARGS, TEST_ARGS, BENCH_ARGS (make test TEST_ARGS='-k search')"
 
-serve: $(SERVE)/.ready  ## Serve model_repo on this machine's CPU (gRPC 8001, HTTP 8002)
+serve: $(SERVE)/.ready  ## Serve model_repo on this machine's CPU (gRPC 8001, HTTP 8000)
 	@exec $(SERVE)/bin/beamline serve --repo model_repo $(SERVE_ARGS)
 
 test: $(DEV)/.ready  ## Run the tests
@@ -58,11 +59,17 @@ fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff check --fix-only .
 	$(DEV)/bin/ruff format .
 
+docs: $(DEV)/.ready  ## Write docs/metrics.md from the declarations
+	$(DEV)/bin/python -m serving.metrics_page >docs/metrics.md
+
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
+
+image-test:  ## Build the image with buildah, start it, translate through it (as root)
+	container/image-test $(IMAGE_ARGS)
 
 # Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits.
 pins:  ## Renew constraints.txt from a fresh environment

@@ -66,6 +66,7 @@ class _Call:
         self._changed = asyncio.Event()
         self._pending: dict[int, int] = {}  # a job's index -> the id of its request
         self._outcomes: dict[int, Result] = {}
+        self._ended: list[tuple[float, float, float, float]] = []
         self._failure: Exception | None = None
 
     @property
@@ -119,6 +120,8 @@ class _Call:
             self._failure = self._failure or outcome
         else:
             self._outcomes[index] = outcome
+            timings = outcome.timings
+            self._ended.append((time.monotonic(), timings.queue, timings.encode, timings.decode))
         self._changed.set()
 
     def abandon(self) -> None:
@@ -126,6 +129,7 @@ class _Call:
             self._engine.cancel(request_id)
 
     def results(self) -> list[Result]:
+        self._call.report(self._ended)
         return [self._outcomes[index] for index in sorted(self._outcomes)]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -28,12 +28,21 @@ _SOUND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
+Sequences = Sequence[tuple[float, float, float, float]]
+
+
+def _nothing(finished: Sequences) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     request_id: str = "-"
     client: str = "-"
     priority: int = DEFAULT_PRIORITY
     queue_timeout: float | None = None  # seconds
+    # Told of the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
+    report: Callable[[Sequences], None] = _nothing
 
 
 _NOBODY = Call()
@@ -56,19 +65,21 @@ def with_request_id(headers: Mapping[str, str]) -> dict[str, str]:
     return {**headers, REQUEST_ID: given if _SOUND_ID.fullmatch(given) else uuid.uuid4().hex[:16]}
 
 
-def call_of(headers: Mapping[str, str], client: str) -> Call:
+def call_of(headers: Mapping[str, str], client: str, report: Callable[[Sequences], None] = _nothing) -> Call:
     """Raises `InvalidRequest` for an urgency or a timeout that makes no sense."""
-    milliseconds = _number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
-    priority = _number(headers, PRIORITY, 0, LOWEST_PRIORITY)
+    milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
+    priority = header_number(headers, PRIORITY, 0, LOWEST_PRIORITY)
     return Call(
         headers[REQUEST_ID],
         client,
         DEFAULT_PRIORITY if priority is None else priority,
         None if milliseconds is None else milliseconds / 1000,
+        report,
     )
 
 
-def _number(headers: Mapping[str, str], name: str, lowest: int, highest: int) -> int | None:
+def header_number(headers: Mapping[str, str], name: str, lowest: int, highest: int) -> int | None:
+    """None where it is missing; raises `InvalidRequest` where it is no such number."""
     text = headers.get(name)
     if text is None:
         return None

@@ -28,6 +28,8 @@ class ServeConfig:
     host: str = "127.0.0.1"
     grpc_port: int = 8001  # 0: any free port
     metrics_port: int = 8002
+    http_port: int | None = None  # of the JSON gateway; None: there is none
+    metrics_need_token: bool = False
     default_model: str | None = None  # what an empty model name means
     all_versions: bool = False  # not only the newest of each model
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.

@@ -5,6 +5,7 @@
     │   ├── InvalidRequest          a field has a value that is not allowed
     │   ├── ModelNotFound           no such model or version here
     │   ├── Overloaded              no room now; try again later, and it may say when
+    │   ├── Unimplemented           a method that this server does not have
     │   ├── Unauthenticated         no credentials, or none that we know
     │   ├── Forbidden               the credentials are known, but not for this
     │   ├── ShuttingDown            the server drains; another one will answer
@@ -45,6 +46,10 @@ class Overloaded(RequestError):
     def __init__(self, sentence: str, retry_after: float | None = None) -> None:
         super().__init__(sentence)
         self.retry_after = retry_after  # seconds; None where nobody can say
+
+
+class Unimplemented(RequestError):
+    pass
 
 
 class Unauthenticated(RequestError):

@@ -89,7 +89,7 @@ class ModelLoader:
         return loaded
 
     def _add_fake(self, loaded: LoadedModels) -> None:
-        engine = self._makers.fake(self._metrics.observer(FAKE_NAME))
+        engine = self._makers.fake(self._metrics.observer(FAKE_NAME, FAKE_NAME, "1"))
         self._add(loaded, engine, ByteTokenizer(), ByteTokenizer())
 
     def _add_repository(self, loaded: LoadedModels, root: Path) -> None:
@@ -120,7 +120,8 @@ class ModelLoader:
         # Time series of their own only where several versions of a model are served.
         label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
         try:
-            engine = self._makers.load(folder, manifest, self._metrics.observer(label))
+            observe = self._metrics.observer(label, manifest.name, str(manifest.version))
+            engine = self._makers.load(folder, manifest, observe)
         except (ModelError, ImportError):  # a runtime that is not installed is not the model's fault
             raise
         except Exception as error:  # whatever a runtime says: the other models are still served

@@ -7,10 +7,12 @@ the number of time series grow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from serving.engine.stats import Finished, Outcome, StepStats
+from serving.triton_metrics import LABELS, Triton, TritonMetrics
 from serving.version import beamline_version
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -19,17 +21,35 @@ _OCCUPANCY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BEAMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """For the table in docs/metrics.md. `name` is what a query asks for."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
 class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = registry if registry is not None else CollectorRegistry()
 
+        self.declared: list[Declared] = []
+
+        def declare(name: str, kind: str, labels: tuple[str, ...], text: str) -> None:
+            self.declared.append(Declared(f"beamline_{name}", kind, labels, text))
+
         def counter(name: str, text: str, *labels: str) -> Counter:
+            declare(f"{name}_total", "counter", labels, text)
             return Counter(f"beamline_{name}", text, labels, registry=registry)
 
         def gauge(name: str, text: str) -> Gauge:
+            declare(name, "gauge", ("model",), text)
             return Gauge(f"beamline_{name}", text, ["model"], registry=registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            declare(name, "histogram", labels, text)
             return Histogram(f"beamline_{name}", text, labels, buckets=buckets, registry=registry)
 
         # Calls, as the doors see them.
@@ -66,14 +86,25 @@ class Metrics:
         self.relayouts = counter("cache_relayouts", "Changes of the cache bucket.", "model")
         self.compactions = counter("cache_compactions", "Compactions of dead branches.", "model")
 
+        declare("build_info", "gauge", ("version",), "What runs.")
         Info("beamline_build", "What runs.", registry=registry).info({"version": beamline_version()})
 
-    def observer(self, model: str) -> Callable[[StepStats], None]:
+        self.triton = TritonMetrics()
+        self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
+
+    def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
         """The consumer for one model's engine. It runs on the engine's thread at every step."""
-        return _StepObserver(self, model)
+        ours = _StepObserver(self, label)
+        self.triton.declare(model, version)
+
+        def observe(step: StepStats) -> None:
+            ours(step)
+            self.triton.step(model, version, step)
+
+        return observe
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + self.triton.exposition()
 
 
 class _StepObserver:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from serving.errors import ModelNotFound
 from serving.text.translator import Translator
@@ -12,6 +14,8 @@ _MOST_NAMES = 20  # in an error message
 
 class Models:
     def __init__(self, translators: Iterable[Translator], default: str | None = None) -> None:
+        # Told of every call that used a model: its name and version, the seconds it took, and if it was answered.
+        self.called: Callable[[str, str, float, bool], None] = lambda name, version, seconds, answered: None
         self._by_name: dict[str, dict[str, Translator]] = {}
         for translator in sorted(translators, key=lambda each: (each.card.name, each.card.version)):
             versions = self._by_name.setdefault(translator.card.name, {})
@@ -19,6 +23,22 @@ class Models:
         if default is not None and default not in self._by_name:
             raise ModelNotFound(f"the default model {default!r} is not among the loaded ones: {self._names()}")
         self._default = default
+
+    def __iter__(self) -> Iterator[Translator]:
+        """By name, then by version."""
+        return (translator for versions in self._by_name.values() for translator in versions.values())
+
+    @contextmanager
+    def use(self, name: str, version: str) -> Iterator[Translator]:
+        """Around everything that a call does with a model."""
+        translator = self.find(name, version)
+        began, answered = time.monotonic(), False
+        try:
+            yield translator
+            answered = True
+        finally:
+            card = translator.card
+            self.called(card.name, str(card.version), time.monotonic() - began, answered)
 
     def find(self, name: str, version: str) -> Translator:
         """An empty name means the default model, or the only one; an empty version the newest."""

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from serving.config import ServeConfig
 from serving.grpc.server import GrpcServer
+from serving.grpc.servicer import InferenceServicer
 from serving.guard import Guard
-from serving.http.app import build_app
+from serving.http.app import build_app, build_gateway
 from serving.http.server import HttpServer
 from serving.lifecycle import Lifecycle, Phase
 from serving.loading import Driver, EngineMakers, ModelLoader, real_makers
@@ -18,6 +19,7 @@ from serving.registry import Models
 from serving.security.access import Access
 from serving.security.limits import ClientLimit
 from serving.security.tls import ServerTls
+from serving.tracing import tracing_of
 
 _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
@@ -29,9 +31,11 @@ class Server:
         self.config = config
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
+        self._tracing = tracing_of()
         self._makers = makers
         self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
         self._http: HttpServer | None = None
+        self._gateway: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
 
@@ -45,6 +49,10 @@ class Server:
         assert self._http is not None, "the server was not started"
         return _address(self.config.host, self._http.port)
 
+    @property
+    def gateway_address(self) -> str | None:
+        return None if self._gateway is None else _address(self.config.host, self._gateway.port)
+
     async def start(self) -> None:
         """Returns when every model is loaded and calls are answered. HTTP answers earlier: probes ask it."""
         try:
@@ -55,17 +63,24 @@ class Server:
 
     async def _start(self) -> None:
         config = self.config
-        guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client))
+        guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
         self._http = HttpServer(config.host, config.metrics_port)
         self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
-        await self._http.start(build_app(self.metrics, self.lifecycle))
+        if config.http_port is not None:
+            self._gateway = HttpServer(config.host, config.http_port, tls)
+        await self._http.start(build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None))
         makers = self._makers or real_makers(config)
         loader = ModelLoader(config, makers, self.metrics, self._workers)
         loaded = await asyncio.to_thread(loader.load)
         models = Models(loaded.translators, config.default_model)
+        models.called = self.metrics.triton.call
         self._driver = makers.thread(loaded.engines)
         self._driver.start()
+        if self._gateway is not None:
+            servicer = InferenceServicer(models, self.lifecycle)
+            app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
+            await self._gateway.start(app)
         self.lifecycle.phase = Phase.READY
         await self._grpc.start(models, self.lifecycle)
 
@@ -92,10 +107,12 @@ class Server:
         self.lifecycle.phase = Phase.DRAINING
         if self._grpc is not None:
             await self._grpc.stop()
-        if self._http is not None:
-            await self._http.stop()
+        for http in (self._gateway, self._http):
+            if http is not None:
+                await http.stop()
         if self._driver is not None:
             await asyncio.to_thread(self._driver.stop)
+        await asyncio.to_thread(self._tracing.close)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
 

@@ -7,11 +7,11 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 
 from serving.config import MIB, ServeConfig, TextLimits
 from serving.errors import BeamlineError
+from serving.logs import LEVELS, LogFormat, configure
 from serving.security.tls import TlsFiles
 from serving.server import Server
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repo", type=Path, metavar="DIR", help="the model repository")
     parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
+    parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
     parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of the engine (default: every core)")
     parser.add_argument(
@@ -56,6 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain-seconds", type=duration, metavar="S", help="give up on running calls then (default: never)"
     )
     _add_security(parser)
+    parser.add_argument(
+        "--log-format",
+        choices=[form.value for form in LogFormat],
+        default="text",
+        help="on standard error (%(default)s)",
+    )
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="(%(default)s)")
+    parser.add_argument(
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        help="a line for every call (default: with --log-format json)",
+    )
     parser.add_argument("--fake", action="store_true", help="serve an echo with an exact delay, for load tests")
     parser.add_argument("--fake-step-ms", type=duration, default=0.0, metavar="X", help="(%(default)s)")
     parser.add_argument("--fake-slots", type=positive, default=config.fake_slots, metavar="N", help="(%(default)s)")
@@ -67,6 +80,7 @@ def _add_security(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     group.add_argument("--tls-client-ca", type=Path, metavar="PEM", help="clients must show a certificate of this one")
     group.add_argument("--tokens", type=Path, metavar="TOML", help="bearer tokens, made by 'beamline token'")
+    group.add_argument("--metrics-need-token", action="store_true", help="for /metrics too, not only for calls")
     group.add_argument(
         "--max-calls-per-client", type=positive, metavar="N", help="of one client at once (default: no limit)"
     )
@@ -111,7 +125,9 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         fake=args.fake,
         host=args.host,
         grpc_port=args.grpc_port,
+        http_port=args.http_port,
         metrics_port=args.metrics_port,
+        metrics_need_token=args.metrics_need_token,
         default_model=args.default_model,
         all_versions=args.all_versions,
         drain_seconds=args.drain_seconds,
@@ -131,7 +147,8 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    form = LogFormat(args.log_format)
+    configure(form, args.log_level, form is LogFormat.JSON if args.access_log is None else args.access_log)
     return asyncio.run(_serve(config))
 
 
@@ -143,7 +160,8 @@ async def _serve(config: ServeConfig) -> int:
     server = Server(config)
     await server.start()
     # One line for programs; everything else goes to standard error.
-    print(f"ready grpc={server.grpc_address} http={server.http_address}", flush=True)
+    ready = f"ready grpc={server.grpc_address} http={server.http_address} gateway={server.gateway_address}"
+    print(ready, flush=True)
     await stop.wait()
     log.info("draining: no new calls, finishing those that run (again to stop at once)")
     drained = await server.drain()

@@ -67,6 +67,7 @@ class Job:
             total_seconds=now - self.submitted,
             source_tokens=self.source_length,
             target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
+            encode_seconds=self.encode_seconds,
         )
 
 

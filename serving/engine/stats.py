@@ -24,6 +24,7 @@ class Finished:
     total_seconds: float
     source_tokens: int
     target_tokens: int  # of the best hypothesis
+    encode_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from serving.calls import REQUEST_ID, with_request_id
-from serving.errors import InvalidRequest, RequestError
-from serving.grpc.statuses import Status
+from serving.errors import InvalidRequest, RequestError, Unimplemented
+from serving.grpc.statuses import Status, is_implemented
 from serving.guard import Guard, Outcome
 from serving.security.tokens import Client
 
@@ -28,6 +29,7 @@ Behaviour = Callable[[Any, Any], Any]
 
 # Read by gRPC clients with a retry policy: when to try again.
 _PUSHBACK = "grpc-retry-pushback-ms"
+_FIRST_WORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,18 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
         try:
             client = self._guard.authenticate(method, headers)
         except RequestError as error:
-            return self._refusal(method, headers, error)
+            return self._refusal(method, headers, error, handler.request_streaming)
         return _around(handler, _Answers(self._guard, method, headers, client))
 
-    def _refusal(self, method: str, headers: Headers, error: RequestError) -> Any:
+    def _refusal(self, method: str, headers: Headers, error: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
+            await _hear_out(context, streaming)
             with self._guard.record(method, headers) as outcome:
                 status = self._guard.status_of(error, method, headers)
                 outcome.code = status.code
                 await _abort(context, status, headers)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)  # fits every method: it reads no message
+        return grpc.stream_stream_rpc_method_handler(refuse)  # fits every method: it decodes no message
 
 
 class _Answers:
@@ -92,7 +95,8 @@ class _Answers:
         guard, method, headers = self._guard, self._method, self._headers
         with guard.record(method, headers) as outcome:
             try:
-                with guard.admit(method, headers, _identity(self._client, context)) as call:
+                outcome.client = _identity(self._client, context)
+                with guard.admit(method, headers, outcome) as call:
                     context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
                     yield
             except grpc.aio.AbortError:  # who aborted has said why
@@ -112,17 +116,31 @@ class _Answers:
 
 
 def _around(handler: Any, answers: _Answers) -> Any:
-    """The same kind of handler. Those that are no coroutines (none of ours) run on a thread, and stay as they are."""
+    """The same kind of handler, with everything around it."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     behaviour: Behaviour = getattr(handler, kind)
     if inspect.isasyncgenfunction(behaviour):
         guarded = answers.stream(behaviour)
-    elif inspect.iscoroutinefunction(behaviour):
+    elif is_implemented(behaviour):
         guarded = answers.once(behaviour)
     else:
-        return handler
+        guarded = answers.once(partial(_unimplemented, streaming=handler.request_streaming))
+        kind = "stream_stream"  # as for a refusal
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(guarded, _tolerant(handler.request_deserializer), handler.response_serializer)
+
+
+async def _hear_out(context: Any, streaming: bool) -> None:
+    """A stream that is refused while its client still sends its first message looks to some clients (grpc.aio) like an
+    internal error. Whoever does not speak at once is not waited for."""
+    if streaming:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(context.read(), _FIRST_WORD_SECONDS)
+
+
+async def _unimplemented(request: Any, context: Any, streaming: bool) -> None:
+    await _hear_out(context, streaming)
+    raise Unimplemented("this server does not have that method")
 
 
 async def _abort(context: Any, status: Status, headers: Headers) -> None:

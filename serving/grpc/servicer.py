@@ -17,8 +17,7 @@ class InferenceServicer(beamline_pb2_grpc.InferenceServicer):  # type: ignore[mi
         self._lifecycle = lifecycle
 
     async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
-        with self._lifecycle.call():
-            model = self._models.find(request.model, request.version)
+        with self._lifecycle.call(), self._models.use(request.model, request.version) as model:
             return await model.translate(request, _deadline(context))
 
 

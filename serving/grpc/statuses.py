@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -18,6 +21,7 @@ from serving.errors import (
     Overloaded,
     ShuttingDown,
     Unauthenticated,
+    Unimplemented,
 )
 from serving.metrics import Metrics
 
@@ -29,6 +33,7 @@ _STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
     ModelNotFound: (grpc.StatusCode.NOT_FOUND, "model_not_found"),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
     ShuttingDown: (grpc.StatusCode.UNAVAILABLE, "shutting_down"),
+    Unimplemented: (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
     DeadlinePassed: (grpc.StatusCode.DEADLINE_EXCEEDED, None),
@@ -36,6 +41,11 @@ _STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
 }
 
 _MAX_DETAILS = 1000  # characters; details travel in a header, and headers are limited
+
+
+def is_implemented(behaviour: Callable[..., Any]) -> bool:
+    """All of ours are coroutines or asynchronous generators; what is generated for a missing method is neither."""
+    return inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Status:
 
 def status_of(error: Exception, method: str, request_id: str, metrics: Metrics) -> Status:
     """What the caller is told. An error that is not ours shows nothing of itself: the log has it, under the id."""
+    while isinstance(error, ExceptionGroup):  # of tasks that worked side by side; the first has ended the others
+        error = error.exceptions[0]
     known = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), None)
     if known is not None:
         code, reason = known

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from serving.errors import BeamlineError
+from serving.security.tls import ServerTls
 
 
 class _Uvicorn(uvicorn.Server):
@@ -30,7 +31,7 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Bound at construction, as the gRPC server is."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,11 +41,20 @@ class HttpServer:
             self._socket.close()
             raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
+        self._tls = tls
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: Starlette) -> None:
-        config = uvicorn.Config(app, log_config=None, log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ssl_context_factory=None if (tls := self._tls) is None else lambda config, default: tls.http_context(),
+        )
         self._uvicorn = _Uvicorn(config)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         await self._uvicorn.listening.wait()

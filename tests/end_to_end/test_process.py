@@ -133,7 +133,9 @@ def test_a_repository_without_a_model_is_refused(tmp_path: Path, broken: bool) -
     if broken:
         (repository / "de" / "1").mkdir(parents=True)
         (repository / "de" / "1" / "manifest.json").write_text("{}")
-    found = run_beamline("serve", "--repo", str(repository), "--grpc-port", "0", "--metrics-port", "0")
+    found = run_beamline(
+        "serve", "--repo", str(repository), "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0"
+    )
     assert found.returncode == 2
     assert found.stdout == ""
     assert f"beamline: no model of the repository {repository} can be served" in found.stderr

@@ -138,7 +138,7 @@ def test_a_log_is_not_flooded():
 def test_the_servers_metrics_are_understood():
     """The real page of the real server: a metric that is renamed there must be noticed here."""
     metrics = Metrics()
-    observe = metrics.observer("en-de")
+    observe = metrics.observer("en-de", "en-de", "1")
     step = StepStats(
         slots=4, active=3, remaining=2, queued=5, beam_width=1, cache_length=32, source_length=32, live_entries=9,
         admitted=1, encode_seconds=0.1, decode_seconds=0.2, step_seconds=0.3, moves=0, relayouts=0, compactions=0,

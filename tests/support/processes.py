@@ -80,8 +80,9 @@ class Metrics:
 class ServerProcess:
     process: subprocess.Popen[str]
     grpc: str
-    http: str
+    http: str  # metrics and health
     log: Path
+    gateway: str
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -117,7 +118,7 @@ class ServerProcess:
 def serving(log: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
     exit with 0, unless the test has ended it before."""
-    command = beamline("serve", "--grpc-port", "0", "--metrics-port", "0", *arguments)
+    command = beamline("serve", "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0", *arguments)
     with (
         log.open("w") as errors,
         subprocess.Popen(
@@ -129,7 +130,7 @@ def serving(log: Path, *arguments: str) -> Iterator[ServerProcess]:
             ready = process.stdout.readline()
             assert ready.startswith("ready "), log.read_text()
             addresses = dict(word.split("=") for word in ready.split()[1:])
-            server = ServerProcess(process, addresses["grpc"], addresses["http"], log)
+            server = ServerProcess(process, addresses["grpc"], addresses["http"], log, addresses["gateway"])
             yield server
             if process.poll() is None:
                 assert server.stop() == 0, log.read_text()

@@ -15,8 +15,9 @@ import pytest
 from protos import beamline_pb2 as pb
 from protos import beamline_pb2_grpc
 from serving.commands import serve
-from serving.config import ServeConfig
+from serving.config import ServeConfig, TextLimits
 from serving.errors import BeamlineError
+from serving.security.tls import TlsFiles
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,13 +29,15 @@ def parsed(*arguments: str) -> ServeConfig:
 
 
 def test_defaults_are_those_of_the_config() -> None:
-    assert parsed("--fake") == ServeConfig(fake=True)
+    assert parsed("--fake") == ServeConfig(fake=True, http_port=8000)
 
 
 def test_every_option_arrives() -> None:
     line = (
         "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
-        "--default-model m --all-versions --drain-seconds 6 --fake --fake-step-ms 2.5 --fake-slots 7"
+        "--default-model m --all-versions --drain-seconds 6 --fake --fake-step-ms 2.5 --fake-slots 7 "
+        "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
+        "--tls-cert c --tls-key k --tls-client-ca a --tokens t --metrics-need-token"
     )
     assert parsed(*line.split()) == ServeConfig(
         repository=Path("r"),
@@ -50,7 +53,21 @@ def test_every_option_arrives() -> None:
         max_queue=5,
         fake_step_seconds=0.0025,
         fake_slots=7,
+        http_port=2,
+        text=TextLimits(max_inputs=8),
+        max_message_bytes=1024 * 1024,
+        early_refusal=False,
+        max_calls_per_client=9,
+        tls=TlsFiles(Path("c"), Path("k"), Path("a")),
+        tokens=Path("t"),
+        metrics_need_token=True,
     )
+
+
+@pytest.mark.parametrize("line", ["--tls-cert c", "--tls-key k", "--tls-client-ca a"])
+def test_half_of_tls_is_an_error(line: str) -> None:
+    with pytest.raises(BeamlineError, match="--tls-"):
+        parsed("--fake", *line.split())
 
 
 def test_nothing_to_serve_is_an_error() -> None:
@@ -70,7 +87,19 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A real server and its gRPC address."""
     code = "import sys; from serving.cli import main; from serving.commands import serve; "
     code += "sys.exit(main(None, {'serve': lambda: serve}))"
-    command = [sys.executable, "-c", code, "serve", "--grpc-port", "0", "--metrics-port", "0", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        "--grpc-port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--http-port",
+        "0",
+        *arguments,
+    ]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -81,7 +110,7 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert running.stdout is not None
         try:
             ready = dict(word.split("=") for word in running.stdout.readline().split()[1:])
-            assert set(ready) == {"grpc", "http"}
+            assert set(ready) == {"grpc", "http", "gateway"}
             yield running, ready["grpc"]
         finally:
             running.kill()

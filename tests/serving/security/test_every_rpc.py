@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from serving.security.access import scope_of
@@ -57,35 +57,40 @@ async def _reflect(channel: Any, metadata: Any, **question: str) -> Any:
         return answer
 
 
-async def every_method(channel: Any, token: str) -> list[str]:
+async def reflected(channel: Any, token: str) -> dict[str, Any]:
+    """Every method that the server names, with its descriptor, from nothing but what the server says of itself."""
     metadata = (("authorization", f"Bearer {token}"),)
     services = (await _reflect(channel, metadata, list_services="")).list_services_response.service
-    return [
-        f"/{service.name}/{method}"
+    files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
+    for service in services:
+        answer = await _reflect(channel, metadata, file_containing_symbol=service.name)
+        for data in answer.file_descriptor_response.file_descriptor_proto:
+            file = descriptor_pb2.FileDescriptorProto.FromString(data)
+            files[file.name] = file
+    pool: Any = descriptor_pool.DescriptorPool()
+    for file in files.values():
+        pool.Add(file)
+    return {
+        f"/{service.name}/{method.name}": method
         for service in services
-        for method in _methods(
-            service.name,
-            await _reflect(channel, metadata, file_containing_symbol=service.name),
-        )
-    ]
+        for method in pool.FindServiceByName(service.name).methods
+    }
 
 
-def _methods(service: str, answer: Any) -> Iterator[str]:
-    for data in answer.file_descriptor_response.file_descriptor_proto:
-        file = descriptor_pb2.FileDescriptorProto.FromString(data)
-        for found in file.service:
-            if f"{file.package}.{found.name}" == service:
-                yield from (method.name for method in found.method)
-
-
-async def answer_to(channel: Any, method: str, *metadata: tuple[str, str]) -> grpc.aio.AioRpcError | None:
-    """What a call of any kind gets: as a stream of one empty message, every method can be called."""
+async def answer_to(channel: Any, method: str, about: Any, *metadata: tuple[str, str]) -> grpc.aio.AioRpcError | None:
+    """What an empty message gets."""
 
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
 
-    call = channel.stream_stream(method, None, None)(nothing(), metadata=metadata, timeout=20)
+    kind = "_".join("stream" if streams else "unary" for streams in (about.client_streaming, about.server_streaming))
+    call = getattr(channel, kind)(method, None, None)(
+        nothing() if about.client_streaming else b"", metadata=metadata, timeout=20
+    )
     try:
+        if not about.server_streaming:
+            await call
+            return None
         async for _ in call:
             call.cancel()
             return None
@@ -96,7 +101,7 @@ async def answer_to(channel: Any, method: str, *metadata: tuple[str, str]) -> gr
 
 async def test_missing_wrong_and_expired_credentials_are_refused_on_every_rpc(server: Server, tokens: Tokens) -> None:
     async with grpc.aio.insecure_channel(server.grpc_address) as channel:
-        methods = await every_method(channel, tokens.reader)
+        methods = await reflected(channel, tokens.reader)
         assert "/beamline.v1.Inference/Translate" in methods
         assert len({method.split("/")[1] for method in methods}) >= 3
         guarded = [method for method in methods if not method.startswith(HEALTH)]
@@ -112,7 +117,7 @@ async def test_missing_wrong_and_expired_credentials_are_refused_on_every_rpc(se
                 f"Bearer {tokens.boss[:-1]}",
             ):
                 metadata = [] if header is None else [("authorization", header)]
-                refused = await answer_to(channel, method, *metadata)
+                refused = await answer_to(channel, method, methods[method], *metadata)
                 assert refused is not None, (method, header)
                 assert refused.code() is grpc.StatusCode.UNAUTHENTICATED, (method, header)
         counted = sum(
@@ -126,10 +131,10 @@ async def test_missing_wrong_and_expired_credentials_are_refused_on_every_rpc(se
 
 async def test_with_the_right_token_every_rpc_is_reached(server: Server, tokens: Tokens) -> None:
     async with grpc.aio.insecure_channel(server.grpc_address) as channel:
-        for method in await every_method(channel, tokens.reader):
+        for method, about in (await reflected(channel, tokens.reader)).items():
             admin = scope_of(method) is Scope.ADMIN
             for token in (tokens.reader, tokens.boss):
-                found = await answer_to(channel, method, ("authorization", f"Bearer {token}"))
+                found = await answer_to(channel, method, about, ("authorization", f"Bearer {token}"))
                 code = grpc.StatusCode.OK if found is None else found.code()
                 assert code is not grpc.StatusCode.UNAUTHENTICATED, method
                 assert (code is grpc.StatusCode.PERMISSION_DENIED) == (admin and token == tokens.reader), method

@@ -1,0 +1,276 @@
+"""The JSON gateway through a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trustme
+
+from protos import beamline_pb2 as pb
+from serving.engine.request import Request
+from serving.errors import Overloaded
+from serving.http.gateway import PATHS, SERVICE, Gateway
+from serving.http.openapi import openapi
+from serving.security.tls import TlsFiles
+from serving.security.tokens import Scope, new_token
+from serving.server import Server
+from tests.serving.doubles import EngineDouble, running
+
+ONE = {"inputs": [{"text": "a"}]}
+
+
+@asynccontextmanager
+async def gateway(
+    engine: EngineDouble | None = None, **changes: Any
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    async with (
+        running(engine or EngineDouble(), http_port=0, **changes) as server,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+    ):
+        yield server, client
+
+
+async def test_translate_in_json() -> None:
+    async with gateway() as (server, client):
+        answer = await client.post(
+            "/v1/translate",
+            json={
+                "inputs": [{"text": "Größe"}, {"token_ids": {"ids": [5]}}],
+                "options": {"beamSize": 2, "num_hypotheses": 2},
+            },
+            headers={"x-request-id": "mine"},
+        )
+        counted = server.metrics.registry.get_sample_value(
+            "beamline_calls_total", {"method": "POST /v1/translate", "code": "OK"}
+        )
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] == "mine"
+    found = answer.json()
+    assert [len(one["hypotheses"]) for one in found["translations"]] == [2, 2]
+    assert found["translations"][0]["hypotheses"][0]["text"] == "Größe"
+    assert found["translations"][0]["source_tokens"] == 8
+    assert counted == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "JSON"),
+        (b"[]", "JSON"),
+        (b"{", "JSON"),
+        (b"\xff", "UTF-8"),
+        (b'{"input": []}', "input"),
+        (b'{"inputs": [{"text": 3}]}', "text"),
+        (b'{"options": {"beam_size": -1}}', "beam_size"),
+        (b'{"options": {"beam_size": 1e30}}', "beam_size"),
+        (b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", "JSON"),
+        (json.dumps({"inputs": []}).encode(), "inputs is empty"),
+        (json.dumps({"inputs": [{"text": "\ud800"}]}).encode(), ""),
+    ],
+)
+async def test_a_body_that_is_wrong_is_answered_with_a_sentence(body: bytes, sentence: str) -> None:
+    async with gateway() as (_, client):
+        answer = await client.post("/v1/translate", content=body)
+        good = await client.post("/v1/translate", json=ONE)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "INVALID_ARGUMENT"
+    assert sentence in error["message"]
+    assert "Traceback" not in error["message"]
+    assert good.status_code == 200
+
+
+async def test_errors_have_their_own_status() -> None:
+    def full(request: Request) -> Exception:
+        return Overloaded("full", retry_after=1.5)
+
+    def broken(request: Request) -> Exception:
+        return RuntimeError("the secret of the house")
+
+    async with gateway() as (_, client):
+        assert (await client.post("/v1/translate", json={**ONE, "model": "nope"})).status_code == 404
+        assert (await client.get("/v1/translate")).status_code == 405
+        assert (await client.get("/nothing")).status_code == 404
+        assert (await client.post("/v1/translate", json=ONE, headers={"x-beamline-priority": "9"})).status_code == 400
+        assert (await client.post("/v1/translate", json=ONE, headers={"x-beamline-timeout-ms": "x"})).status_code == 400
+    async with gateway(EngineDouble(answer=full)) as (_, client):
+        answer = await client.post("/v1/translate", json=ONE)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    async with gateway(EngineDouble(answer=broken)) as (_, client):
+        answer = await client.post("/v1/translate", json=ONE)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+    async with gateway(max_message_bytes=1000) as (_, client):
+        assert (await client.post("/v1/translate", content=b" " * 1001)).status_code == 413
+
+
+async def test_headers_reach_the_engine() -> None:
+    engine = EngineDouble()
+    async with gateway(engine) as (_, client):
+        headers = {"x-beamline-priority": "3", "x-beamline-queue-timeout-ms": "50000", "x-beamline-timeout-ms": "60000"}
+        await client.post("/v1/translate", json=ONE, headers=headers)
+    (request,) = engine.submitted
+    assert request.priority == 3
+    assert request.queue_deadline is not None
+    assert request.deadline is not None
+    assert 5 < request.deadline - request.queue_deadline < 15
+
+
+async def test_who_goes_away_is_not_decoded_for() -> None:
+    engine = EngineDouble(held=True)
+    async with gateway(engine) as (_, client):
+        call = asyncio.ensure_future(client.post("/v1/translate", json=ONE))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        call.cancel()
+        await engine.until(lambda: len(engine.cancelled) == 1)
+        engine.release()
+
+
+async def test_tokens_are_wanted_here_too(tmp_path: Path) -> None:
+    token, entry = new_token("reader", (Scope.INFER,), None)
+    (tmp_path / "tokens.toml").write_text(entry)
+    async with gateway(tokens=tmp_path / "tokens.toml", metrics_need_token=True) as (server, client):
+        metrics = f"http://{server.http_address}/metrics"
+        for path in ("/healthz", "/healthz/live", "/healthz/ready", "/", "/docs", "/openapi.json"):
+            assert (await client.get(path)).status_code == 200, path
+        for headers, expected in (
+            ({}, 401),
+            ({"authorization": "Bearer x"}, 401),
+            ({"authorization": f"Bearer {token}"}, 200),
+        ):
+            assert (await client.get(metrics, headers=headers)).status_code == expected
+            assert (await client.get("/v1/models", headers=headers)).status_code == expected
+            for asked in PATHS:
+                answer = await client.post(asked.path, json=ONE, headers=headers)
+                assert (answer.status_code == 401) is (expected == 401), asked
+        assert (await client.get(f"http://{server.http_address}/healthz")).status_code == 200
+
+
+async def test_the_models_are_listed() -> None:
+    async with gateway() as (_, client):
+        found = (await client.get("/v1/models")).json()
+    assert [(one["name"], one["version"]) for one in found["models"]] == [("fake", "1")]
+
+
+class Writing:
+    """The same, but for one that writes instead of yielding."""
+
+    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> None:
+        async for reply in Streaming().TranslateStream(request, context):
+            await context.write(reply)
+
+    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
+        return await Streaming().Translate(request, context)
+
+
+class Streaming:
+    """A servicer whose stream can fail in the middle."""
+
+    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> AsyncIterator[pb.TranslateReply]:
+        for word in request.inputs[0].text.split():
+            if word == "fail":
+                raise Overloaded("no more")
+            yield pb.TranslateReply(text=word)
+
+    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
+        return pb.TranslateResponse(model="once")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "events"),
+    [
+        ("a " * 40, 200, [*[{"text": "a"}] * 40, "end"]),
+        ("a ü c", 200, [{"text": "a"}, {"text": "ü"}, {"text": "c"}, "end"]),
+        ("", 200, ["end"]),
+        ("fail", 429, []),
+        ("a fail", 200, [{"text": "a"}, "error"]),
+    ],
+)
+@pytest.mark.parametrize("servicer", [Streaming, Writing])
+async def test_streams_are_server_sent_events(
+    servicer: type, text: str, status: int, events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Gateway] = []
+    real = Gateway.__init__
+
+    def instead(self: Gateway, real_servicer: Any, *rest: Any) -> None:
+        real(self, servicer(), *rest)
+        made.append(self)
+
+    monkeypatch.setattr(Gateway, "__init__", instead)
+    async with gateway() as (server, client):
+        body = {"inputs": [{"text": text}]}
+        answer = await client.post("/v1/translate", json=body, headers={"accept": "text/event-stream"})
+        once = await client.post("/v1/translate", json=body)
+        inside = sum(server.lifecycle._calls for _ in made)
+    assert once.json() == {"model": "once"}
+    assert answer.status_code == status
+    assert inside == 0
+    if status != 200:
+        return
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found: list[Any] = []
+    for event in answer.text.split("\n\n")[:-1]:
+        if event.startswith("event: "):
+            found.append(event.split("\n")[0].removeprefix("event: "))
+        else:
+            found.append(json.loads(event.removeprefix("data: ")))
+    assert found == events
+
+
+async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path) -> None:
+    authority = trustme.CA()
+
+    def write() -> None:
+        certificate = authority.issue_cert("localhost")
+        (tmp_path / "c.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        (tmp_path / "k.pem").write_bytes(certificate.private_key_pem.bytes())
+
+    async def serial(port: str) -> int:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        writer.write(b"GET /healthz/live HTTP/1.0\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        found = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        return int(found, 16)
+
+    write()
+    files = TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem")
+    async with running(EngineDouble(), http_port=0, host="localhost", tls=files) as server:
+        assert server.gateway_address is not None
+        port = server.gateway_address.rpartition(":")[2]
+        first = await serial(port)
+        write()
+        assert await serial(port) != first
+
+
+def test_the_description_knows_every_method_that_answers_in_json() -> None:
+    api = openapi()
+    described = {name for path in PATHS for name in (path.once, path.stream)} - {None}
+    assert described == set(SERVICE.methods_by_name)
+    references = json.dumps(api).count('"$ref"')
+    assert references > 20
+    for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):
+        assert api["components"]["schemas"][name]["properties"]
+    options = api["components"]["schemas"]["DecodingOptions"]["properties"]
+    assert options["beam_size"] == {"type": "integer", "minimum": 0}
+    assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_ask_no_other_host(path: str) -> None:
+    async with gateway() as (_, client):
+        page = await client.get(path)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text
+    assert "https://" not in page.text
