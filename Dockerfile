@@ -39,7 +39,7 @@ RUN useradd --system --uid 10001 --create-home beamline
 COPY --from=build /opt/beamline /opt/beamline
 COPY model_repo /models
 # Nothing is ever written: the root file system may be read-only.
-ENV PATH=/opt/beamline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+ENV PATH=/opt/beamline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 ORT_DISABLE_TELEMETRY=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
 WORKDIR /home/beamline
