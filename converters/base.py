@@ -15,7 +15,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from converters.checkpoint import reasons_of
 from converters.export import ExportedFiles, export_graphs
 from converters.modules.graphs import EncoderDecoder, SearchConstants
+from converters.precision import Precision, to_int8
 from converters.verify import Certificate, Tolerance, verify
 from converters.weights import sha256_of
 from serving.errors import ConversionError, UnsupportedCheckpoint
@@ -113,6 +114,7 @@ class Converter(ABC):
         version: int | None = None,
         tolerance: Tolerance | None = None,
         advance: Callable[[str], None] = lambda step: None,
+        precision: Precision = "float32",
     ) -> tuple[Manifest, Certificate]:
         """Writes repository/name/version, and says what the comparison with PyTorch found."""
         advance("load")
@@ -128,6 +130,12 @@ class Converter(ABC):
             manifest = self._manifest(name, version, loaded, files, tokenizers)
             advance("verify")
             certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
+            if precision == "int8":  # only what is proven to be the original is made smaller
+                files, loss = to_int8(folder, files, min(loaded.vocabulary.source_size, loaded.vocabulary.target_size))
+                manifest = manifest.model_copy(
+                    update={"graphs": files.graphs, "weights": files.weights, "precision": precision}
+                )
+                certificate = replace(certificate, int8=loss)
             advance("save")
             _write(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
             _write(folder / MANIFEST_FILE, manifest.to_json())

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from converters.parity_text import parity_lines
+from converters.precision import INT8_LIMIT, Int8Loss
 from serving.errors import ParityFailure
 from serving.manifest import Manifest, StateKind
 from serving.tokenizer import TextTokenizer
@@ -54,6 +55,7 @@ class Certificate:
     lines_compared: int
     tolerance: Tolerance
     created_with: dict[str, str]
+    int8: Int8Loss | None = None  # where the verified graphs were then made smaller
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,6 +78,9 @@ class Certificate:
                 f">= {self.tolerance.text_exact:.0%}",
             ),
         ]
+        if self.int8 is not None:
+            difference = f"{self.int8.mean_log_prob_difference:.2e}"
+            rows.append(("8-bit weights: mean log-probability difference", difference, f"<= {INT8_LIMIT:g}"))
         width = max(len(row[0]) for row in rows)
         return "\n".join(f"  {name:<{width}}  {value:>10}  {limit}" for name, value, limit in rows)
 

@@ -63,6 +63,21 @@ class WeightStore:
         )
 
 
+def restore_full_precision(model: ir.Model) -> None:
+    """Undoes what `WeightStore` did to tensors that fit into half precision, for passes that look for weights."""
+    for node in list(model.graph):
+        value = node.inputs[0] if node.op_type == "Cast" else None
+        if value is None or value.const_value is None or value.const_value.dtype is not ir.DataType.FLOAT16:
+            continue
+        cast = node.outputs[0]
+        tensor = ir.Tensor(value.const_value.numpy().astype(np.float32), name=str(cast.name).removesuffix("_full"))
+        full = ir.Value(name=tensor.name, type=cast.type, shape=tensor.shape, const_value=tensor)
+        model.graph.register_initializer(full)
+        ir.convenience.replace_all_uses_with(cast, full)
+        model.graph.remove(node, safe=True)  # lets go of its input, too
+    _drop_unused(model.graph)
+
+
 def _strip(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         node.metadata_props.clear()

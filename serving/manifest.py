@@ -121,6 +121,7 @@ class Manifest(Record):
     version: int = Field(ge=1)
     task: Literal["translate", "generate"] = "translate"
     family: str  # for people; nothing depends on it
+    precision: Literal["float32", "int8"] = "float32"  # of the stored weights
     graphs: Graphs
     weights: Weights
     tokenizers: Tokenizers

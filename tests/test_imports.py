@@ -33,7 +33,7 @@ RULES = {
     # The server starts quickly, in little memory, and without what only conversion needs.
     "serving": Rule(
         ours=("serving", "protos"),
-        never=("torch", "transformers", "onnx", "onnxscript", "onnx_ir"),
+        never=("torch", "transformers", "onnxscript", "onnx_ir"),
     ),
     "converters": Rule(
         ours=(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from serving.backends.arena import Arena, sizes
 from serving.backends.base import DEAD, Floats, Ints, Scored, Shape, Start, StepInputs, StepOutputs
 from serving.backends.in_place import refuse_copies
+from serving.backends.int8_dialect import fast_int8
 from serving.errors import ModelError
 from serving.manifest import Manifest, StateKind, StateTensor
 
@@ -64,7 +65,7 @@ class OnnxRuntimeBackend:
         self._binding: ort.IOBinding | None = None
 
     def _open(self, file: str) -> ort.InferenceSession:
-        return _session(self._folder / file, self._threads)
+        return _session(self._folder / file, self._threads, int8=self.manifest.precision == "int8")
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ class OnnxRuntimeBackend:
         self.zero(0)
 
 
-def _session(path: Path, threads: int) -> ort.InferenceSession:
+def _session(path: Path, threads: int, int8: bool) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -213,7 +214,13 @@ def _session(path: Path, threads: int) -> ort.InferenceSession:
     # Shapes change from step to step: a plan of memory per shape would only grow.
     options.enable_mem_pattern = False
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        graph: str | bytes = str(path)
+        if int8:
+            # What stays behind a DequantizeLinear must not become a product of the runtime's own, slower choice.
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+            graph = fast_int8(path)
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
 

@@ -29,6 +29,7 @@ from tests.support.checkpoints import (
 )
 from tests.support.engines import decode, make_engine, results
 from tests.support.pairwise import Case, covering
+from tests.support.processes import run_beamline
 
 
 def check_exact(folder: Path) -> None:
@@ -255,3 +256,19 @@ def test_a_name_that_no_folder_should_have(reference_source: Path, tmp_path: Pat
     with pytest.raises(ConversionError, match="can't be a model's name"):
         converter_for(reference_source).convert(name, tmp_path / "repository")
     assert contents(tmp_path) == []
+
+
+@pytest.mark.full
+def test_int8_is_asked_for_on_the_command_line(marian_directory: Path, tmp_path: Path) -> None:
+    converted = run_beamline(
+        "convert", str(marian_directory), "--name", "small", "--repo", str(tmp_path), "--precision", "int8"
+    )
+    assert converted.returncode == 0, converted.stderr
+    assert "8-bit weights" in converted.stdout
+    folder = tmp_path / "small" / "1"
+    manifest = read_manifest(folder)
+    assert manifest.precision == "int8"
+    verify(folder, manifest)
+    loss = json.loads((folder / "parity.json").read_text())["int8"]
+    assert 0 < loss["mean_log_prob_difference"] < loss["max_log_prob_difference"]
+    assert [path.name for path in folder.iterdir() if path.name.startswith("weights")] == ["weights.bin"]

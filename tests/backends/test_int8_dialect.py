@@ -1,0 +1,136 @@
+"""8-bit products: what they compute, that rows never see each other, and that no sum can overflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from serving.backends.int8_dialect import OFFSET, ROW_LEVELS, fast_int8
+
+Floats = NDArray[np.float32]
+
+
+def product_graph(weights: NDArray[np.int8], scale: Floats, *, turned: bool = False, rank: int = 3) -> onnx.ModelProto:
+    """x @ dequantised weights; `turned`: stored as an embedding is, [out, in]."""
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["float"], axis=0 if turned else 1)]
+    if turned:
+        nodes.append(helper.make_node("Transpose", ["float"], ["matrix"], perm=[1, 0]))
+    nodes.append(helper.make_node("MatMul", ["x", "matrix" if turned else "float"], ["y"]))
+    width = weights.shape[1 if turned else 0]
+    axes = ["B", "K"][: rank - 1]
+    graph = helper.make_graph(
+        nodes,
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*axes, width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(scale, "s")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+
+
+def run_fast(model: onnx.ModelProto, folder: Path, x: Floats) -> Floats:
+    path = folder / "graph.onnx"
+    onnx.save(model, path)
+    session = ort.InferenceSession(fast_int8(path), providers=["CPUExecutionProvider"])
+    found: Floats = session.run(None, {session.get_inputs()[0].name: x})[0]
+    return found
+
+
+def by_hand(x: Floats, weights: NDArray[np.int8], scale: Floats) -> Floats:
+    """The same in whole numbers that can't overflow."""
+    row = np.abs(x).max(-1, keepdims=True) * np.float32(1 / ROW_LEVELS)
+    levels = np.clip(np.rint(x / np.where(row == 0, 1, row)), -OFFSET, 127 - OFFSET).astype(np.int64)
+    found: Floats = ((levels @ weights.astype(np.int64)).astype(np.float32) * scale * row).astype(np.float32)
+    return found
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("turned", [False, True])
+def test_it_is_the_product_of_quantised_rows(
+    tmp_path: Path, random: np.random.Generator, turned: bool, rank: int
+) -> None:
+    weights = random.integers(-127, 128, (96, 40)).astype(np.int8)
+    scale = random.uniform(0.001, 0.1, 40).astype(np.float32)
+    x = (random.standard_normal((3, 5, 96)) * random.uniform(0.01, 100, (3, 5, 1))).astype(np.float32)
+    x = x if rank == 3 else x.reshape(15, 96)
+    stored = np.ascontiguousarray(weights.T) if turned else weights
+    found = run_fast(product_graph(stored, scale, turned=turned, rank=rank), tmp_path, x)
+    np.testing.assert_allclose(found, by_hand(x, weights, scale), rtol=1e-5, atol=1e-6)
+    exact = x @ (weights * scale)
+    assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
+
+
+def test_a_row_never_depends_on_its_neighbours(tmp_path: Path, random: np.random.Generator) -> None:
+    weights = random.integers(-127, 128, (64, 200)).astype(np.int8)
+    model = product_graph(weights, np.full(200, 0.01, np.float32), rank=2)
+    x = random.standard_normal((33, 64)).astype(np.float32)
+    x[7] *= 1e4
+    together = run_fast(model, tmp_path, x)
+    for row in range(len(x)):
+        np.testing.assert_array_equal(run_fast(model, tmp_path, x[row : row + 1])[0], together[row])
+
+
+def test_no_sum_overflows(tmp_path: Path) -> None:
+    """The largest magnitudes that can meet, of every combination of signs, in pairs as AVX2 adds them."""
+    width = 512
+    weights = np.stack([np.full(width, 127), np.full(width, -127), np.tile([127, -127], width // 2)], axis=1).astype(
+        np.int8
+    )
+    scale = np.ones(3, np.float32)
+    x = np.stack([np.ones(width), -np.ones(width), np.tile([1.0, -1.0], width // 2)]).astype(np.float32)
+    found = run_fast(product_graph(weights, scale, rank=2), tmp_path, x)
+    np.testing.assert_allclose(found, by_hand(x, weights, scale), rtol=1e-6)
+
+
+def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.Generator) -> None:
+    """Zeros give zeros; what is not a number stays one, and stays alone."""
+    weights = random.integers(-127, 128, (64, 16)).astype(np.int8)
+    model = product_graph(weights, np.full(16, 0.01, np.float32), rank=2)
+    x = random.standard_normal((4, 64)).astype(np.float32)
+    x[1] = 0
+    x[2] = np.nan
+    found = run_fast(model, tmp_path, x)
+    np.testing.assert_array_equal(found[1], np.zeros(16))
+    assert np.isnan(found[2]).all()
+    np.testing.assert_array_equal(found[[0, 3]], run_fast(model, tmp_path, x[[0, 3]]))
+
+
+def test_a_single_nonsense_value_is_not_lost(tmp_path: Path, random: np.random.Generator) -> None:
+    weights = random.integers(-127, 128, (64, 16)).astype(np.int8)
+    model = product_graph(weights, np.full(16, 0.01, np.float32), rank=2)
+    for place in (0, 1, 17, 63):
+        x = random.standard_normal((3, 64)).astype(np.float32)
+        x[1, place] = np.nan
+        found = run_fast(model, tmp_path, x)
+        assert np.isnan(found[1]).any(), f"a NaN at {place} became a number"
+        assert np.isfinite(found[[0, 2]]).all()
+
+
+def test_a_lookup_scales_only_what_it_takes(tmp_path: Path, random: np.random.Generator) -> None:
+    table = random.integers(-127, 128, (50, 8)).astype(np.int8)
+    scale = random.uniform(0.001, 0.1, 50).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("DequantizeLinear", ["w", "s"], ["float"], axis=0),
+            helper.make_node("Gather", ["float", "tokens"], ["y"], axis=0),
+        ],
+        "lookup",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["B", "K"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "K", 8])],
+        [numpy_helper.from_array(table, "w"), numpy_helper.from_array(scale, "s")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+    tokens = np.array([[3, 49, 0], [7, 7, 1]])
+    found = run_fast(model, tmp_path, tokens)
+    np.testing.assert_allclose(found, table[tokens] * scale[tokens][:, :, None], rtol=1e-6)

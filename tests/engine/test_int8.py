@@ -1,0 +1,82 @@
+"""The engine over 8-bit graphs: the same promises as in full precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from serving.errors import ComputeError
+from serving.manifest import StateKind
+from tests.engine.test_engine import LONG, Watched, assert_same, crowd
+from tests.support.engines import decode, make_engine, results
+from tests.support.int8 import in_int8
+from tests.support.marian_shape import MarianShape
+
+
+@pytest.fixture(scope="module")
+def model(plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
+    return in_int8(plain_model, tmp_path_factory.mktemp("int8"))
+
+
+def assert_alone_is_together(model: MarianShape, seed: int, count: int, slots: int, stagger: int) -> None:
+    requests = crowd(count, seed)
+    alone = [results(decode(make_engine(model.folder, model.manifest), [request]))[0] for request in requests]
+    together = results(decode(make_engine(model.folder, model.manifest, slots=slots), requests, stagger))
+    for found, expected in zip(together, alone, strict=True):
+        assert_same(found, expected)
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(model: MarianShape) -> None:
+    assert_alone_is_together(model, seed=0, count=16, slots=8, stagger=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("slots", "stagger"), [(5, 2), (16, 1), (32, 0)])
+def test_an_answer_does_not_depend_on_its_neighbours_at_length(
+    model: MarianShape, seed: int, slots: int, stagger: int
+) -> None:
+    assert_alone_is_together(model, seed=200 + seed, count=48, slots=slots, stagger=stagger)
+
+
+def test_it_says_nearly_what_full_precision_says(model: MarianShape, plain_model: MarianShape) -> None:
+    """Teacher-forced, so that one close decision does not send the two along different ways."""
+    requests = crowd(16, seed=3)
+    answers = results(decode(make_engine(plain_model.folder, plain_model.manifest), requests))
+    exact, rounded = make_engine(plain_model.folder, plain_model.manifest), make_engine(model.folder, model.manifest)
+    start = model.manifest.vocabulary.start_id
+    differences: list[float] = []
+    for (source, _), answer in zip(requests, answers, strict=True):
+        words = answer.hypotheses[0].tokens
+        pair = [engine._backend.score(source, words, start) for engine in (exact, rounded)]
+        differences += np.abs(pair[0].token_log_probs - pair[1].token_log_probs).tolist()
+    assert 0 < np.mean(differences) < 0.1
+
+
+@pytest.mark.parametrize("head", [0, 3])
+def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: int) -> None:
+    """A maximum would step over it: the row's other heads are numbers."""
+    watched = Watched(model, slots=3)
+    numbers = [watched.submit([5, 6, 7 + n], LONG) for n in range(3)]
+    for _ in range(4):
+        watched.engine.step()
+    watched.backend._arenas["cache_value_0"].view[1, head, 0] = np.nan
+    watched.engine.step()
+    assert isinstance(watched.answers[numbers[1]], ComputeError)
+    watched.finish()
+    assert not any(isinstance(watched.answers[number], Exception) for number in (numbers[0], numbers[2]))
+
+
+def test_every_large_matrix_is_int8_on_disk(model: MarianShape, plain_model: MarianShape) -> None:
+    """And nothing but the standard's operators: the fast ones are the server's business."""
+    for file in (model.manifest.graphs.encoder, model.manifest.graphs.step, model.manifest.graphs.score):
+        assert file is not None
+        graph = onnx.load(Path(model.folder) / file.file, load_external_data=False).graph
+        assert {node.domain for node in graph.node} == {""}
+        floats = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 2}
+        assert not [node.name for node in graph.node if node.op_type == "MatMul" and floats.intersection(node.input)]
+    assert model.manifest.weights.bytes < 0.5 * plain_model.manifest.weights.bytes
+    assert model.manifest.tensors(StateKind.CACHE) == plain_model.manifest.tensors(StateKind.CACHE)
