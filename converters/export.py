@@ -34,9 +34,9 @@ OPSET = 24
 GRAPH_FILES = {"encoder": "encoder.onnx", "step": "step.onnx", "score": "score.onnx"}
 
 # Sizes of the example tensors that tracing sees; all different, so that no two axes are taken for the same.
-EXAMPLE = {"B": 2, "K": 3, "C": 16, "S": 7, "T": 5, "E": 4}
+EXAMPLE = {"B": 2, "K": 3, "C": 16, "S": 7, "T": 5, "E": 4, "R": 6, "P": 8}
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bool": torch.bool, "int64": torch.int64}
-_STEP_AXES: Mapping[str, tuple[str, ...]] = {
+_STEP_AXES: Mapping[str, tuple[str | int, ...]] = {
     "tokens": ("B", "K"),
     "positions": ("B",),
     "write_index": ("B",),
@@ -48,6 +48,9 @@ _STEP_AXES: Mapping[str, tuple[str, ...]] = {
     "edit_index": ("B", "K", "E"),
     "edit_scale": ("B", "K", "E"),
     "edit_add": ("B", "K", "E"),
+    "sample_rows": ("R",),
+    "sampling": ("R", 5),
+    "report_rows": ("P",),
 }
 _STEP_DTYPES = {
     "scores": "float32",
@@ -55,6 +58,7 @@ _STEP_DTYPES = {
     "independent": "bool",
     "edit_scale": "float32",
     "edit_add": "float32",
+    "sampling": "float32",
 }
 
 

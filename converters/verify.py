@@ -188,6 +188,9 @@ class _Graphs:
             "edit_index": no_edit.astype(np.int64),
             "edit_scale": no_edit,
             "edit_add": no_edit,
+            "sample_rows": np.zeros(0, np.int64),
+            "sampling": np.zeros((0, 5), np.float32),
+            "report_rows": np.zeros(0, np.int64),
         }
         axes = {"B": batch, "K": width, "C": width * steps, "S": ids.shape[1]}
         for tensor in manifest.state:

@@ -9,6 +9,7 @@
     │   ├── Unauthenticated         no credentials, or none that we know
     │   ├── Forbidden               the credentials are known, but not for this
     │   ├── ShuttingDown            the server drains; another one will answer
+    │   ├── SlowReader              a stream's reader fell too far behind
     │   ├── DeadlinePassed          the caller's deadline was over before the answer was there
     │   └── Cancelled               the caller does not want the answer any more
     ├── ComputeError                this request failed on the device; the others go on
@@ -61,6 +62,10 @@ class Forbidden(RequestError):
 
 
 class ShuttingDown(RequestError):
+    pass
+
+
+class SlowReader(RequestError):
     pass
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
 from tests.support.processes import run_beamline
+from tests.support.tiny_lm import TinyModel, export_tiny_lm
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +43,11 @@ def model_repository(marian_directory: Path, tmp_path_factory: pytest.TempPathFa
     converted = run_beamline("convert", str(marian_directory), "--name", "tiny", "--repo", str(repository))
     assert converted.returncode == 0, converted.stderr
     return repository
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """A decoder-only model over bytes."""
+    folder = tmp_path_factory.mktemp("language") / "tiny-lm" / "1"
+    folder.mkdir(parents=True)
+    return export_tiny_lm(folder)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from converters.modules.sampling import Draws, alternatives, follow_draws
 from converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
 from converters.modules.tree import Tree
 from serving.manifest import StateKind, StateTensor
@@ -27,6 +28,9 @@ STEP_INPUTS = (
     "edit_index",
     "edit_scale",
     "edit_add",
+    "sample_rows",
+    "sampling",
+    "report_rows",
 )
 STEP_OUTPUTS = (
     "next_tokens",
@@ -38,6 +42,8 @@ STEP_OUTPUTS = (
     "candidate_scores",
     "candidate_tokens",
     "candidate_parents",
+    "top_log_probs",
+    "top_tokens",
 )
 
 
@@ -100,11 +106,14 @@ class StepGraph(nn.Module):
         scores: Tensor,  # [B, K]
         ancestry: Tensor,  # [B, K, C]
         width: Tensor,  # [B]: how many of the K beams are this request's
-        independent: Tensor,  # [B]: greedy; rules act on logits
+        independent: Tensor,  # [B]: greedy and sampling; rules act on logits
         forced: Tensor,  # [B]: the next word of a forced prefix, or -1
         edit_index: Tensor,  # [B, K, E]
         edit_scale: Tensor,
         edit_add: Tensor,
+        sample_rows: Tensor,  # [R]: the rows, of B * K, that are drawn
+        sampling: Tensor,  # [R, 5]: how
+        report_rows: Tensor,  # [P]: the rows of which the likeliest words are wanted
         state: tuple[Tensor, ...],  # memory, then caches and recurrent states
     ) -> tuple[Tensor, ...]:
         memory, states = state[: self.memory_count], state[self.memory_count :]
@@ -117,6 +126,8 @@ class StepGraph(nn.Module):
         candidates = best_candidates(log_probs, scores, self.constants.candidates_per_beam)
         beams = next_beams(candidates, self.constants.eos_ids, width, tokens.shape[1])
         beams = force(beams, scores, forced)
+        beams = follow_draws(beams, scores, log_probs, Draws(sample_rows, sampling))
+        top_log_probs, top_tokens = alternatives(log_probs, report_rows)
 
         return (
             beams.tokens,
@@ -128,6 +139,8 @@ class StepGraph(nn.Module):
             candidates.scores,
             candidates.tokens,
             candidates.parents,
+            top_log_probs,
+            top_tokens,
             *(self.follow(kind, state, beams.parents) for kind, state in zip(self.kinds, states, strict=True)),
         )
 

@@ -35,7 +35,11 @@ def default_buckets(manifest: Manifest) -> tuple[int, ...]:
 
 def worst_case(manifest: Manifest) -> int:
     """The cache entries of a request none of whose beams share anything. As in the engine's plan."""
-    return manifest.limits.max_beam_size * (manifest.limits.max_target_length + 1)
+    limits = manifest.limits
+    entries = limits.max_beam_size * (limits.max_target_length + 1)
+    if manifest.task == "generate":
+        return min(entries, 2 * limits.max_target_length + limits.max_beam_size)
+    return entries
 
 
 def chosen_buckets(manifest: Manifest, wanted: Sequence[int]) -> tuple[int, ...]:
@@ -63,6 +67,8 @@ def extents(manifest: Manifest, slots: int) -> dict[str, Extent]:
         "S": up_to(limits.max_source_length, _USUAL_LENGTH),
         "T": up_to(limits.max_target_length, _USUAL_LENGTH),
         "Q": up_to(max(limits.max_source_length, limits.max_target_length), _USUAL_LENGTH),
+        "R": Extent(0, 0, slots * limits.max_beam_size),  # rows that are sampled
+        "P": Extent(0, 0, slots * limits.max_beam_size),  # rows that are reported on
         "E": Extent(0, 0, max(_EDITS, manifest.vocabulary.target_size)),
     }
 

@@ -2,13 +2,14 @@
 
 A slot is one request's row in every arena. The engine decides which slot belongs to whom, what the next step's
 shape is, and when to compact; a backend owns the memory and runs the graphs. Slots 0..B-1 are the active ones.
-B requests, K beams, C cache entries, S source positions, M candidates, E logit edits per beam.
+B requests, K beams, C cache entries, S source positions, M candidates, E logit edits per beam, R rows (of B * K) that
+are sampled, P rows of which the likeliest words are wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+REPORTED = 20  # the likeliest words that a step graph reports per row: A, where the vocabulary has as many
 DEAD = np.float32(-1e9)  # the score of a beam that does not exist
 
 
@@ -36,7 +38,8 @@ class Start:
 
     token: int
     width: int  # its beams, of the K that the batch has
-    independent: bool  # greedy: logit rules act on logits instead of log-probabilities
+    independent: bool  # greedy and sampling: logit rules act on logits instead of log-probabilities
+    samples: bool = False  # each of its rows continues itself; else they are beams, of which one is alive at first
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class StepInputs:
     edit_index: Ints  # [B, K, E]
     edit_scale: Floats
     edit_add: Floats
+    sample_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [R]: b * K + k
+    # [R, 5]: uniform number, temperature, top_k (the vocabulary's size: off), top_p, min_p
+    sampling: Floats = field(default_factory=lambda: np.zeros((0, 5), np.float32))
+    report_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [P]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +66,44 @@ class StepOutputs:
     candidate_scores: Floats  # [B, M]: the best continuations, those that end among them
     candidate_tokens: Ints
     candidate_parents: Ints
+    top_log_probs: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [P, A], best first
+    top_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The next Q tokens of some prompts, one row each. A row with fewer is padded; what is written for padding is never
+    visible."""
+
+    tokens: Ints  # [B, Q]
+    starts: Ints  # [B]: how much of each prompt has been taken in before
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     token_log_probs: Floats  # [T]
-    attention: Floats  # [T, S]
+    attention: Floats | None  # [T, S]; none without a source
 
 
 class Backend(Protocol):
-    """`Memory` is opaque to the engine: what the encoder made of one request."""
+    """Memory is opaque to the engine: what the encoder made of one request, or the cache entries of its prompt.
+    `prompts`, `take_in` and `prefix` are for decoder-only models that have a prefill graph."""
 
     def allocate(self, slots: int, largest: Shape) -> int:
         """Reserves the arenas, zeroed, for every shape up to `largest`; returns their size in bytes."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[Any]:
         """One memory per source; the caller groups sources of similar length."""
+
+    def prompts(self, lengths: Sequence[int], known: Sequence[Any | None]) -> list[Any]:
+        """One memory per prompt, for so many entries; it begins with those of the one in `known`, where there is one.
+        They are taken in together."""
+
+    def take_in(self, memories: Sequence[Any], chunk: PromptChunk) -> None:
+        """Computes the entries of a chunk, into memories that were made together."""
+
+    def prefix(self, memory: Any, length: int) -> tuple[Any, int]:
+        """The first entries of a memory as one of its own, and its size in bytes."""
 
     def resize(self, shape: Shape, rows: int) -> bool:
         """Prepares for steps of this shape, keeping slots 0..rows-1; true where data had to be laid out anew."""
@@ -96,3 +125,8 @@ class Backend(Protocol):
 
     def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
         """The teacher-forced pass over one pair."""
+
+    def score_batch(
+        self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+    ) -> list[Floats]:
+        """The same over several, without attention: the log-probabilities of what should follow each target token."""

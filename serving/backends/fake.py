@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from serving.backends.base import Scored, Shape, Start, StepInputs, StepOutputs
+from serving.backends.base import REPORTED, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
 from serving.manifest import (
     DecodingDefaults,
     File,
@@ -28,13 +29,15 @@ _MOST = np.float32(-0.1)  # the log-probability of the word that the echo wants
 _REST = np.float32(-10.0)
 
 
-def fake_manifest(name: str = "fake") -> Manifest:
+def fake_manifest(name: str = "fake", task: Literal["translate", "generate"] = "translate") -> Manifest:
     nothing = File(file="none", sha256="")
+    encoder, prefill = (nothing, None) if task == "translate" else (None, nothing)
     return Manifest(
         name=name,
         version=1,
+        task=task,
         family="fake",
-        graphs=Graphs(encoder=nothing, step=nothing, score=nothing),
+        graphs=Graphs(encoder=encoder, prefill=prefill, step=nothing, score=nothing),
         weights=Weights(file="none", sha256="", bytes=0),
         tokenizers=Tokenizers(source=nothing, target=nothing),
         state=(),
@@ -50,6 +53,7 @@ def fake_manifest(name: str = "fake") -> Manifest:
 class _Row:
     source: tuple[int, ...]
     width: int
+    samples: bool = False
     position: int = 0
     total: float = 0.0  # the best living beam's score
 
@@ -69,12 +73,25 @@ class FakeBackend:
     def encode(self, sources: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
         return [tuple(source) for source in sources]
 
+    def prompts(self, lengths: Sequence[int], known: Sequence[list[int] | None]) -> list[list[int]]:
+        return [[*(prefix or ()), *[0] * length][:length] for length, prefix in zip(lengths, known, strict=True)]
+
+    def take_in(self, memories: Sequence[list[int]], chunk: PromptChunk) -> None:
+        for memory, tokens, start in zip(memories, chunk.tokens.tolist(), chunk.starts.tolist(), strict=True):
+            memory[:] = [*memory[:start], *tokens, *memory[start + len(tokens) :]][: len(memory)]
+
+    def prefix(self, memory: Sequence[int], length: int) -> tuple[list[int], int]:
+        return list(memory[:length]), 8 * length
+
     def resize(self, shape: Shape, rows: int) -> bool:
         self._shape = shape
         return False
 
-    def place(self, slot: int, memory: tuple[int, ...], start: Start) -> None:
-        self._rows[slot] = _Row(memory, start.width)
+    def place(self, slot: int, memory: Sequence[int], start: Start) -> None:
+        source = tuple(memory)
+        if self.manifest.task == "generate":  # a prompt's last token comes with the first step
+            source = (*source, start.token)
+        self._rows[slot] = _Row(source, start.width, start.samples)
 
     def move(self, source: int, target: int) -> None:
         self._rows[target] = self._rows[source]
@@ -108,10 +125,17 @@ class FakeBackend:
             row.position += 1
             row.total = float(next_scores[number, 0])
         parents = np.zeros((batch, count), np.int64)
+        next_tokens = np.where(forced >= 0, forced, np.take_along_axis(tokens, pick, 1))
+        for number, row in enumerate(self._rows[:batch]):
+            if row.samples:  # all of them say the same, the end too
+                next_tokens[number], next_scores[number] = tokens[number, 0], scores[number, 0]
+        reported = (len(inputs.report_rows), REPORTED)
         return StepOutputs(
-            tokens=np.where(forced >= 0, forced, np.take_along_axis(tokens, pick, 1)),
+            tokens=next_tokens,
             parents=parents[:, :beams],
             scores=next_scores,
+            top_log_probs=np.tile(_MOST + _REST * np.arange(REPORTED, dtype=np.float32), (reported[0], 1)),
+            top_tokens=np.broadcast_to(np.arange(REPORTED), reported),
             candidate_scores=scores,
             candidate_tokens=tokens,
             candidate_parents=parents,
@@ -123,3 +147,8 @@ class FakeBackend:
         for row in range(len(target)):
             attention[row, min(row, len(source) - 1)] = 1
         return Scored(np.full(len(target), _MOST, np.float32), attention)
+
+    def score_batch(
+        self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+    ) -> list[Floats]:
+        return [np.full(len(row), _MOST, np.float32) for row in labels]

@@ -16,7 +16,18 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from serving.backends.arena import Arena, sizes
-from serving.backends.base import DEAD, Floats, Ints, Scored, Shape, Start, StepInputs, StepOutputs
+from serving.backends.base import (
+    DEAD,
+    REPORTED,
+    Floats,
+    Ints,
+    PromptChunk,
+    Scored,
+    Shape,
+    Start,
+    StepInputs,
+    StepOutputs,
+)
 from serving.backends.in_place import refuse_copies
 from serving.backends.int8_dialect import fast_int8
 from serving.errors import ModelError
@@ -34,12 +45,13 @@ _FIXED = (
     StateTensor(name="width", kind=StateKind.MEMORY, dtype="int64", shape=("B",)),
     StateTensor(name="independent", kind=StateKind.MEMORY, dtype="bool", shape=("B",)),
 )
-_EDITS = ("edit_index", "edit_scale", "edit_add")
+_FROM_HOST = ("forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows")
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Rows of one encoder run; a request is one row of it, `length` positions long."""
+    """Rows of one encoder run, or prompts that are taken in together; a request is one row of it, `length` source
+    positions or cache entries long."""
 
     tensors: dict[str, NDArray[Any]]
     row: int
@@ -54,6 +66,7 @@ class OnnxRuntimeBackend:
         encoder = manifest.graphs.encoder
         self._encoder = None if encoder is None else self._open(encoder.file)
         self._step = self._open(manifest.graphs.step.file)
+        self._prefill = None if manifest.graphs.prefill is None else self._open(manifest.graphs.prefill.file)
         self._score: ort.InferenceSession | None = None  # on first use
         self._arenas: dict[str, Arena] = {}
         self._shape = Shape(0, 0, 0, 0)
@@ -89,11 +102,14 @@ class OnnxRuntimeBackend:
             if arena.tensor.kind is not StateKind.CACHE:  # a cache's old entries are masked, and finite
                 arena.clear(slot)
         self._arenas["tokens"].view[slot] = start.token
-        self._arenas["scores"].view[slot, 0] = 0
+        self._arenas["scores"].view[slot, : start.width if start.samples else 1] = 0
         self._arenas["width"].view[slot] = start.width
         self._arenas["independent"].view[slot] = start.independent
+        if self._prefill is not None:
+            self._place_prompt(slot, memory)
         for tensor in self._recurrent:
-            self._arenas[tensor.name].view[slot] = memory.tensors[tensor.name][memory.row]  # the same for all beams
+            if tensor.name in memory.tensors:  # without an encoder they begin as zeros
+                self._arenas[tensor.name].view[slot] = memory.tensors[tensor.name][memory.row]  # the same for all beams
         for tensor in self._memory:
             source = memory.tensors[tensor.name][memory.row]
             target = self._arenas[tensor.name].view[slot]
@@ -103,15 +119,27 @@ class OnnxRuntimeBackend:
             else:
                 target[...] = source
 
+    def _place_prompt(self, slot: int, memory: _Memory) -> None:
+        """Its entries stand once, and all beams see them."""
+        length = memory.length
+        for tensor in self._caches:
+            self._arenas[tensor.name].view[slot, :, :length] = memory.tensors[tensor.name][memory.row, :, :length]
+        self._arenas["ancestry"].view[slot, :, :length] = True
+        self._arenas["positions"].view[slot] = length
+        self._arenas["write_index"].view[slot] = length
+
     def move(self, source: int, target: int) -> None:
         for arena in self._arenas.values():
             arena.view[target] = arena.view[source]
 
     def compact(self, slot: int, keep: Sequence[int]) -> None:
         index = np.asarray(keep, np.int64)
+        # What stays where it is (a prompt, a common past) is not copied.
+        moved = np.flatnonzero(index != np.arange(len(index)))
+        first = int(moved[0]) if len(moved) else len(index)
         for tensor in self._caches:
             row = self._arenas[tensor.name].view[slot]  # [H, C, D]
-            row[:, : len(index)] = row[:, index]
+            row[:, first : len(index)] = row[:, index[first:]]
         ancestry = self._arenas["ancestry"].view[slot]  # [K, C]
         kept = ancestry[:, index]
         ancestry[...] = False
@@ -125,8 +153,9 @@ class OnnxRuntimeBackend:
     # -- graphs ------------------------------------------------------------------------------------------------
 
     def encode(self, sources: Sequence[Sequence[int]]) -> list[_Memory]:
+        if self._encoder is None:  # a decoder-only model without a prefill graph: there is nothing to know beforehand
+            return [_Memory({}, 0, 0) for _ in sources]
         padded, mask = _pad(sources, self.manifest.vocabulary.pad_id)
-        assert self._encoder is not None
         names = [output.name for output in self._encoder.get_outputs()]
         values = self._encoder.run(names, {"source": padded, "source_mask": mask})
         tensors = dict(zip(names, values, strict=True))
@@ -135,9 +164,12 @@ class OnnxRuntimeBackend:
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         binding = self._binding or self._bind()
-        _bind_input(binding, "forced", inputs.forced)
-        for name in _EDITS:
+        for name in _FROM_HOST:
             _bind_input(binding, name, getattr(inputs, name))
+        reported = (len(inputs.report_rows), min(REPORTED, self.manifest.vocabulary.target_size))
+        top_log_probs, top_tokens = np.empty(reported, np.float32), np.empty(reported, np.int64)
+        _bind_output(binding, "top_log_probs", top_log_probs)
+        _bind_output(binding, "top_tokens", top_tokens)
         self._step.run_with_iobinding(binding)
         rows = self._shape.batch
         for tensor in self._carried:
@@ -150,11 +182,11 @@ class OnnxRuntimeBackend:
             candidate_scores=out["candidate_scores"],
             candidate_tokens=out["candidate_tokens"],
             candidate_parents=out["candidate_parents"],
+            top_log_probs=top_log_probs,
+            top_tokens=top_tokens,
         )
 
     def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
-        if self._score is None:
-            self._score = self._open(self.manifest.graphs.score.file)
         padded, mask = _pad([source], self.manifest.vocabulary.pad_id)
         feeds = {
             "source": padded,
@@ -162,8 +194,57 @@ class OnnxRuntimeBackend:
             "target": np.asarray([[start_token, *target[:-1]]], np.int64),
             "labels": np.asarray([target], np.int64),
         }
-        log_probs, attention = self._score.run(["token_log_probs", "attention"], feeds)
+        log_probs, attention = self._score_graph().run(["token_log_probs", "attention"], feeds)
         return Scored(log_probs[0], attention[0])
+
+    def score_batch(
+        self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+    ) -> list[Floats]:
+        pad_id = self.manifest.vocabulary.pad_id
+        feeds: dict[str, NDArray[Any]] = {"target": _pad(targets, pad_id)[0], "labels": _pad(labels, pad_id)[0]}
+        if sources is not None:
+            feeds["source"], feeds["source_mask"] = _pad(sources, pad_id)
+        (log_probs,) = self._score_graph().run(["token_log_probs"], feeds)
+        return [row[: len(label)] for row, label in zip(log_probs, labels, strict=True)]
+
+    def _score_graph(self) -> ort.InferenceSession:
+        if self._score is None:
+            self._score = self._open(self.manifest.graphs.score.file)
+        return self._score
+
+    # -- prompts -----------------------------------------------------------------------------------------------
+
+    def prompts(self, lengths: Sequence[int], known: Sequence[_Memory | None]) -> list[_Memory]:
+        shape = Shape(len(lengths), 1, max(lengths), 1)
+        tensors = {tensor.name: np.zeros(sizes(tensor, len(lengths), shape), tensor.dtype) for tensor in self._caches}
+        for row, prefix in enumerate(known):
+            if prefix is not None:
+                for name, values in tensors.items():
+                    values[row, :, : prefix.length] = prefix.tensors[name][prefix.row, :, : prefix.length]
+        return [_Memory(tensors, row, length) for row, length in enumerate(lengths)]
+
+    def take_in(self, memories: Sequence[_Memory], chunk: PromptChunk) -> None:
+        assert self._prefill is not None
+        tensors = memories[0].tensors
+        entries = next(iter(tensors.values())).shape[2]
+        # A token sees all that was before it in its prompt, and itself.
+        last = chunk.starts[:, None] + np.arange(chunk.tokens.shape[1])
+        visible = np.arange(entries)[None, None, :] <= last[:, :, None]
+        binding = self._prefill.io_binding()
+        small = {"tokens": chunk.tokens, "positions": chunk.starts, "write_index": chunk.starts, "visible": visible}
+        for name, array in small.items():
+            _bind_input(binding, name, array)
+        for tensor in self._caches:
+            _bind_input(binding, tensor.name, tensors[tensor.name])
+            _bind_output(binding, tensor.output, tensors[tensor.name])
+        self._prefill.run_with_iobinding(binding)
+
+    def prefix(self, memory: _Memory, length: int) -> tuple[_Memory, int]:
+        copies = {
+            name: np.ascontiguousarray(values[memory.row : memory.row + 1, :, :length])
+            for name, values in memory.tensors.items()
+        }
+        return _Memory(copies, 0, length), sum(values.nbytes for values in copies.values())
 
     def _bind(self) -> ort.IOBinding:
         """Binds every arena at the current shape, and fresh buffers for what a step returns."""

@@ -24,6 +24,7 @@ class EngineSettings:
     max_queue: int = 1024
     early_refusal: bool = True
     warm_up: bool = True
+    prefix_cache_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
         Plan.of(manifest, settings.slots),
         max_queue=settings.max_queue,
         early_refusal=settings.early_refusal,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
         observe=lambda stats: None,
     )
     if settings.warm_up:

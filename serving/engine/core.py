@@ -1,11 +1,11 @@
 """The engine of one model: requests join and leave the running batch at every step.
 
-    admit  -> encode newcomers, place them into slots
+    admit  -> encode newcomers, or take in some of their prompts; place who is ready into slots
     decode -> run the step graph on the active slots
-    settle -> record candidates, finish, free slots
+    settle -> record candidates, pass on what is certain, finish, free slots
     report -> one StepStats record
 
-`submit` and `cancel` may be called from any thread; everything else happens on the engine's own.
+`submit`, `score`, `enough` and `cancel` may be called from any thread; everything else happens on the engine's own.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from serving.backends.base import Backend, Start, StepInputs, StepOutputs
+from serving.backends.base import Backend, StepOutputs
 from serving.engine.admission import Admission
-from serving.engine.job import Job, groups_by_length
+from serving.engine.device import step_inputs, step_views
+from serving.engine.intake import EncoderIntake, Intake
+from serving.engine.job import Job
 from serving.engine.plan import Plan
+from serving.engine.prefix_cache import PrefixCache
+from serving.engine.prompts import PromptIntake
 from serving.engine.request import Hypothesis, Request, Result, Timings
 from serving.engine.room import Room
-from serving.engine.rules import as_arrays
 from serving.engine.scheduler import Reason, Scheduler
-from serving.engine.search import StepView
+from serving.engine.scoring import Scoring, ScoringRequest
 from serving.engine.stats import Finished, Outcome, StepStats
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
 from serving.manifest import Manifest
 
 log = logging.getLogger(__name__)
-
-ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
 
 
 # What a request that will not go on is answered, and counted as.
@@ -70,6 +70,7 @@ class Engine:
         *,
         max_queue: int,
         early_refusal: bool = True,
+        prefix_cache_bytes: int = 0,
         observe: Callable[[StepStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,11 +83,19 @@ class Engine:
         self._clock = clock
         self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
         self._room = Room(backend, plan)
+        self._intake: Intake
+        if manifest.graphs.prefill is None:
+            self._intake = EncoderIntake(backend, self._left_queue, self._could_not_prepare)
+        else:
+            cache = PrefixCache(prefix_cache_bytes)
+            self._intake = PromptIntake(backend, self._left_queue, self._could_not_prepare, clock, cache)
+        self._scoring = Scoring(backend, clock, max_queue)
         self._counts = _Counts()
         # What other threads hand over, taken in at the next step.
         self._lock = threading.Lock()
         self._arrived: list[Job] = []
         self._cancelled: list[int] = []
+        self._enough: list[tuple[int, int]] = []
         self._admission = Admission(manifest.name, plan.slots, max_queue, early_refusal)
         self._draining = False
 
@@ -95,17 +104,38 @@ class Engine:
     def submit(self, request: Request) -> None:
         now = self._clock()
         job = Job.of(request, self.manifest, now)
+        if not self.plan.holds(job.most_entries):
+            raise InvalidRequest(
+                f"the request may need {job.most_entries} cache entries (its prompt once, and what is generated for "
+                f"each of its {job.search.width} beams or samples); this server holds {self.plan.most_entries}: "
+                "ask for fewer tokens, or fewer beams or samples"
+            )
         seconds_left = None if job.deadline is None else job.deadline - now
         with self._lock:
-            if self._draining:
-                raise ShuttingDown("the server is shutting down; try another one")
+            self._check_open()
             self._admission.enter(job.priority, seconds_left, len(self._scheduler.active))
             self._arrived.append(job)
         self.wake()
 
+    def score(self, request: ScoringRequest) -> None:
+        with self._lock:
+            self._check_open()
+        self._scoring.submit(request)
+        self.wake()
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise ShuttingDown("the server is shutting down; try another one")
+
     def cancel(self, request_id: int) -> None:
         with self._lock:
             self._cancelled.append(request_id)
+        self.wake()
+
+    def enough(self, request_id: int, index: int = 0) -> None:
+        """The caller has seen enough of one hypothesis: a sample ends where it is; a beam search ends altogether."""
+        with self._lock:
+            self._enough.append((request_id, index))
         self.wake()
 
     def drain(self) -> None:
@@ -117,7 +147,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         with self._lock:
-            return bool(self._arrived or self._cancelled or self._admission.waiting or self._scheduler.active)
+            waiting = self._arrived or self._cancelled or self._admission.waiting or len(self._scoring)
+            return bool(waiting or self._scheduler.preparing or self._scheduler.active)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -130,16 +161,20 @@ class Engine:
         active = len(self._scheduler.active)
         if active:
             self._decode_and_settle()
+        self._scoring.advance(others_wait=active > 0)
         return self._report(began, active)
 
     def fail_everything(self, error: Exception) -> None:
         """Answers everybody who is here with an error. The engine itself can go on."""
         self._take_in(self._clock())
         self._fail_active(error)
+        self._scoring.fail(error)
+        for job in self._scheduler.give_up_all():
+            self._resolve(job, error, Outcome.FAILED)
         while waiting := self._scheduler.next_in_line():
             self._left_queue(waiting)
             for job in waiting:
-                self._resolve(job, error, Outcome.FAILED)
+                self._could_not_prepare(job, error)
 
     def _fail_active(self, error: Exception) -> None:
         while self._scheduler.active:
@@ -152,14 +187,17 @@ class Engine:
         with self._lock:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = self._cancelled, []
+            enough, self._enough = self._enough, []
         for job in arrived:
             self._scheduler.submit(job)
         for request_id in cancelled:
             self._scheduler.cancel(request_id)
+            self._scoring.cancel(request_id)
         for dropped in self._scheduler.sweep(now):
             error, outcome = _DROPPED[dropped.reason]
             if dropped.slot is None:
-                self._left_queue([dropped.request])
+                if dropped.waited:
+                    self._left_queue([dropped.request])
                 self._resolve(dropped.request, error(), outcome)
             else:
                 self._finish(dropped.slot, error(), outcome)
@@ -167,6 +205,9 @@ class Engine:
             job = self._scheduler.active[slot]
             if job.out_of_time(now):
                 job.search.stop()
+            for index in (index for request_id, index in enough if request_id == job.id):
+                job.search.stop_one(index)
+            if job.search.done:
                 self._answer(slot)
 
     def _left_queue(self, jobs: Sequence[Job]) -> None:
@@ -177,54 +218,26 @@ class Engine:
     # -- admit ---------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        newcomers = self._newcomers()
-        if not newcomers:
-            return
-        self._left_queue(newcomers)
+        queued = self._scheduler.waiting
         began = self._clock()
-        groups = groups_by_length(newcomers, ENCODE_TOKENS)
-        encoded = [pair for group in groups for pair in self._encode_group(group)]
+        ready = self._intake.advance(self._scheduler)
         now = self._clock()
-        self._counts.encode_seconds += now - began
-        if not encoded:
+        if queued or self._scheduler.preparing:
+            self._counts.encode_seconds += now - began
+        if not ready:
             return
         rows = len(self._scheduler.active)
-        jobs = [job for job, _ in encoded]
-        self._make_room([*self._scheduler.active, *jobs], rows)
-        for job, memory in encoded:
-            job.started, job.encode_seconds = began, now - began
+        self._make_room([*self._scheduler.active, *(each.job for each in ready)], rows)
+        for each in ready:
+            job = each.job
+            job.started, job.encode_seconds = job.started or began, now - (job.started or began)
             slot = self._scheduler.start(job)
-            options = job.request.options
-            token = self.manifest.vocabulary.start_id
-            greedy = options.beam_size == 1
-            self._backend.place(slot, memory, Start(token, options.beam_size, independent=greedy))
-        self._counts.admitted += len(encoded)
+            self._backend.place(slot, each.memory, job.start())
+        self._counts.admitted += len(ready)
 
-    def _newcomers(self) -> list[Job]:
-        """Whom to encode now: as many as there is room for, but while others decode, no more than keeps them waiting
-        for a moment."""
-        if not self._scheduler.active:
-            return self._scheduler.next_in_line()
-        tokens = 0
-
-        def fits(job: Job) -> bool:
-            nonlocal tokens
-            tokens += job.source_length
-            return tokens <= ENCODE_TOKENS or tokens == job.source_length
-
-        return self._scheduler.next_in_line(fits)
-
-    def _encode_group(self, group: Sequence[Job]) -> list[tuple[Job, Any]]:
-        try:
-            memories = self._backend.encode([job.request.source for job in group])
-            return list(zip(group, memories, strict=True))
-        except Exception:
-            log.exception("encoding failed for a group of %d", len(group))
-            if len(group) == 1:
-                self._resolve(group[0], ComputeError("the encoder failed"), Outcome.FAILED)
-                return []
-        # One of them is at fault: alone, the others succeed.
-        return [pair for job in group for pair in self._encode_group([job])]
+    def _could_not_prepare(self, job: Job, error: Exception) -> None:
+        self._scheduler.give_up(job)
+        self._resolve(job, error, Outcome.FAILED)
 
     # -- decode --------------------------------------------------------------------------------------------------
 
@@ -236,7 +249,7 @@ class Engine:
     def _decode_and_settle(self) -> None:
         jobs = self._scheduler.active
         self._make_room(jobs, len(jobs))
-        inputs = self._inputs(jobs)
+        inputs = step_inputs(jobs, self._room.shape.beams, self.manifest.vocabulary.target_size)
         began = self._clock()
         try:
             outputs = self._backend.run(inputs)
@@ -249,23 +262,15 @@ class Engine:
             self._fail_active(ComputeError("the step failed"))
             return
         self._counts.decode_seconds += self._clock() - began
+        self._intake.stepped(self._counts.decode_seconds)
         self._settle(outputs)
-
-    def _inputs(self, jobs: Sequence[Job]) -> StepInputs:
-        forced = [job.search.forced_token() for job in jobs]
-        edits = [
-            job.rules.edits(job.search.depth + 1, job.search.sequences() if job.rules.need_sequences else None)
-            for job in jobs
-        ]
-        index, scale, add = as_arrays(edits, self._room.shape.beams)
-        return StepInputs(np.array([-1 if token is None else token for token in forced], np.int64), index, scale, add)
 
     # -- settle --------------------------------------------------------------------------------------------------
 
     def _settle(self, outputs: StepOutputs) -> None:
         now = self._clock()
         broken = np.isnan(outputs.candidate_scores.sum(axis=1)).tolist()
-        views = self._views(outputs)
+        views = step_views(outputs, self._scheduler.active)
         # From the last slot down, so that a slot that moves into a freed one has been settled already.
         for slot in reversed(range(len(views))):
             job = self._scheduler.active[slot]
@@ -278,27 +283,14 @@ class Engine:
             job.search.advance(views[slot])
             if job.search.done:
                 self._answer(slot)
+            else:
+                self._tell(job)
 
-    def _views(self, outputs: StepOutputs) -> list[StepView]:
-        """Each request's own part, without the beams that only pad it to the batch's width."""
-        tokens, parents, scores = outputs.tokens.tolist(), outputs.parents.tolist(), outputs.scores.tolist()
-        candidate_scores = outputs.candidate_scores.tolist()
-        candidate_tokens = outputs.candidate_tokens.tolist()
-        candidate_parents = outputs.candidate_parents.tolist()
-        views = []
-        for row, job in enumerate(self._scheduler.active):
-            width = job.search.width
-            views.append(
-                StepView(
-                    tokens[row][:width],
-                    parents[row][:width],
-                    scores[row][:width],
-                    candidate_scores[row],
-                    candidate_tokens[row],
-                    candidate_parents[row],
-                )
-            )
-        return views
+    def _tell(self, job: Job) -> None:
+        try:
+            job.tell()
+        except Exception:
+            log.exception("nobody took the news of request %d", job.id)
 
     def _answer(self, slot: int) -> None:
         job = self._scheduler.active[slot]
@@ -319,20 +311,15 @@ class Engine:
         )
         with self._lock:
             self._admission.served(timings.encode + timings.decode)
-        self._finish(slot, Result(hypotheses, timings), Outcome.OK)
+        self._finish(slot, Result(hypotheses, timings, job.cached_tokens), Outcome.OK)
 
     def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:
         prefix = job.request.options.prefix
         start = self.manifest.vocabulary.start_id
         scored = self._backend.score(job.request.source, (*prefix, *hypothesis.tokens), start)
+        assert scored.attention is not None
         rows = tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist())
-        return Hypothesis(
-            hypothesis.tokens,
-            hypothesis.token_log_probs,
-            hypothesis.score,
-            hypothesis.finish_reason,
-            alignment=rows,
-        )
+        return replace(hypothesis, alignment=rows)
 
     def _finish(self, slot: int, answer: Result | Exception, outcome: Outcome) -> None:
         """Frees the slot and answers whoever had it."""
@@ -354,6 +341,7 @@ class Engine:
 
     def _report(self, began: float, active: int) -> StepStats:
         counts, shape = self._counts, self._room.shape
+        prompts = self._intake.report()
         stats = StepStats(
             slots=self.plan.slots,
             active=active,
@@ -371,6 +359,9 @@ class Engine:
             relayouts=counts.relayouts,
             compactions=counts.compactions,
             finished=tuple(counts.finished),
+            prompt_tokens=prompts.tokens,
+            cached_prompt_tokens=prompts.cached_tokens,
+            prefix_cache_bytes=prompts.cache_bytes,
         )
         self.observe(stats)
         return stats

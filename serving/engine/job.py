@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from serving.backends.base import Start
 from serving.engine.request import Request, Result
 from serving.engine.rules import Rules
+from serving.engine.samples import Samples
 from serving.engine.search import Search
 from serving.engine.stats import Finished, Outcome
 from serving.manifest import Manifest
@@ -23,17 +25,35 @@ class Job:
     rules: Rules
     started: float = 0.0
     encode_seconds: float = 0.0
+    cached_tokens: int = 0  # of the prompt
+    streamed: list[int] = field(default_factory=list)  # how many tokens of each hypothesis have been told
     first_token: float | None = None
 
     @classmethod
     def of(cls, request: Request, manifest: Manifest, now: float) -> Job:
-        vocabulary = manifest.vocabulary
+        options, source, vocabulary = request.options, request.source, manifest.vocabulary
+        before: tuple[int, ...] = ()
+        if manifest.task == "translate":
+            start = vocabulary.start_id
+        elif manifest.graphs.prefill is not None:
+            before, start = source[:-1], source[-1]
+        else:  # the prompt is taken in step by step, as a prefix that is forced
+            start, rest = source[0], source[1:]
+            shortest = options.min_length + len(rest) if options.min_length else 0
+            options = replace(options, prefix=rest, max_length=options.max_length + len(rest), min_length=shortest)
+        follow = Samples if options.samples else Search
         return cls(
             request,
             now,
-            Search(request.options, vocabulary.start_id, vocabulary.eos_ids),
-            Rules(request.options, vocabulary.eos_ids, manifest.forbidden_in_graph),
+            follow(options, start, vocabulary.eos_ids, len(before)),
+            Rules(options, vocabulary.eos_ids, manifest.forbidden_in_graph, before),
+            streamed=[0] * options.beam_size,
         )
+
+    def start(self) -> Start:
+        options = self.search.options
+        independent = options.samples or options.beam_size == 1
+        return Start(self.search.start_token, options.beam_size, independent, options.samples)
 
     @property
     def id(self) -> int:
@@ -52,12 +72,27 @@ class Job:
         return self.request.queue_deadline
 
     @property
+    def most_entries(self) -> int:
+        """What it can come to need of a cache, if no two beams share anything."""
+        options = self.search.options
+        return self.search.used_entries + options.beam_size * (options.max_length - 1)
+
+    @property
     def source_length(self) -> int:
         return len(self.request.source)
 
     def out_of_time(self, now: float) -> bool:
         limit = self.request.options.time_limit
         return limit is not None and now - self.submitted >= limit
+
+    def tell(self) -> None:
+        """Passes on what has become certain."""
+        progress = self.request.progress
+        if progress is None:
+            return
+        for piece in self.search.news(self.streamed):
+            self.streamed[piece.index] += len(piece.tokens)
+            progress(piece)
 
     def record(self, answer: Result | Exception, outcome: Outcome, now: float) -> Finished:
         return Finished(

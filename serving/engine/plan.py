@@ -38,7 +38,11 @@ class Plan:
         limits = manifest.limits
         # The worst case: no two beams share anything. A step writes all K entries before it knows which of them matter.
         entries = limits.max_beam_size * (limits.max_target_length + 1)
-        return cls(slots, limits.max_beam_size, buckets(entries), buckets(limits.max_source_length))
+        if manifest.task == "translate":
+            return cls(slots, limits.max_beam_size, buckets(entries), buckets(limits.max_source_length))
+        # A prompt stands once, and answers are mostly shorter: twice the context. Who may need more is refused.
+        entries = min(entries, 2 * limits.max_target_length + limits.max_beam_size)
+        return cls(slots, limits.max_beam_size, buckets(entries), (1,))
 
     @property
     def largest(self) -> Shape:
@@ -48,7 +52,17 @@ class Plan:
         return self.cache_buckets[bisect_left(self.cache_buckets, entries)]
 
     def source_bucket(self, length: int) -> int:
+        if len(self.source_buckets) == 1:
+            return self.source_buckets[0]
         return self.source_buckets[bisect_left(self.source_buckets, length)]
+
+    def holds(self, entries: int) -> bool:
+        """Whether a request that may come to need so many cache entries fits, beside the widest neighbour."""
+        return entries <= self.most_entries
+
+    @property
+    def most_entries(self) -> int:
+        return self.cache_buckets[-1] - self.max_beams
 
     def describe(self, reserved_bytes: int) -> list[str]:
         return [

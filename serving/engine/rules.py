@@ -6,6 +6,7 @@ logits processors of Hugging Face `generate`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -16,22 +17,39 @@ from serving.engine.request import DecodingOptions
 Edit = tuple[float, float]  # scale, add
 NEUTRAL: Edit = (1.0, 0.0)
 FORBIDDEN = float("-inf")
+_NEVER = -100.0  # a bias as low as this forbids
 _SIZES = (0, 4, 16, 64, 256, 1024, 4096)  # a list is padded to one of these, so that few shapes occur
 
 
 class Rules:
     """The rules of one request."""
 
-    def __init__(self, options: DecodingOptions, eos_ids: Sequence[int], always_suppressed: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        options: DecodingOptions,
+        eos_ids: Sequence[int],
+        always_suppressed: Iterable[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        """`before` stands before every sequence: a prompt without its last token, which is the start token."""
         self.options = options
         self.eos_ids = tuple(eos_ids)
         baked = frozenset(always_suppressed)  # the graph forbids these itself
         words = [word for word in options.bad_words if not (len(word) == 1 and word[0] in self.eos_ids)]
         suppressed = {*options.suppress_tokens, *(word[0] for word in words if len(word) == 1)} - baked
-        self._static: dict[int, Edit] = dict.fromkeys(suppressed, (1.0, FORBIDDEN))
+        self._static: dict[int, Edit] = {
+            token: (1.0, FORBIDDEN if bias <= _NEVER else bias) for token, bias in options.logit_bias
+        }
+        self._static.update(dict.fromkeys(suppressed, (1.0, FORBIDDEN)))
+        self._before = list(before)
+        self._answer_from = 1 + len(options.prefix)
         self._phrases = [word for word in words if len(word) > 1]
         self.need_sequences = bool(
-            self._phrases or options.no_repeat_ngram_size > 0 or options.repetition_penalty != 1.0
+            self._phrases
+            or options.no_repeat_ngram_size > 0
+            or options.repetition_penalty != 1.0
+            or options.presence_penalty
+            or options.frequency_penalty
         )
 
     def edits(self, length: int, sequences: Sequence[Sequence[int]] | None) -> list[dict[int, Edit]]:
@@ -46,14 +64,23 @@ class Rules:
         return [self._of_sequence(sequence, common) for sequence in sequences]
 
     def _of_sequence(self, sequence: Sequence[int], common: dict[int, Edit]) -> dict[int, Edit]:
+        options = self.options
         edits: dict[int, Edit] = {}
-        if self.options.repetition_penalty != 1.0:
-            edits.update(dict.fromkeys(sequence, (self.options.repetition_penalty, 0.0)))
-        forbidden = set(_repeated(sequence, self.options.no_repeat_ngram_size))
+        answer = sequence[self._answer_from :]
+        sequence = [*self._before, *sequence]
+        if options.repetition_penalty != 1.0:
+            edits.update(dict.fromkeys(sequence, (options.repetition_penalty, 0.0)))
+        if options.presence_penalty or options.frequency_penalty:
+            for token, count in Counter(answer).items():
+                lower = options.presence_penalty + count * options.frequency_penalty
+                edits[token] = (edits.get(token, NEUTRAL)[0], -lower)
+        for token, (_, add) in common.items():
+            scale, lower = edits.get(token, NEUTRAL)
+            edits[token] = (scale, lower + add)
+        forbidden = set(_repeated(sequence, options.no_repeat_ngram_size))
         for phrase in self._phrases:
             if tuple(sequence[-len(phrase) + 1 :]) == phrase[:-1]:
                 forbidden.add(phrase[-1])
-        edits.update(common)
         edits.update(dict.fromkeys(forbidden, (1.0, FORBIDDEN)))
         return edits
 

@@ -1,7 +1,8 @@
 """Who waits, who runs, and in which slot. It knows no tensors and no model; time is what it is told.
 
-Invariants: active requests occupy slots 0..n-1 without a gap; a request is in exactly one place (waiting, active, or
-gone); whoever is first in line (see `line.py`: urgency, and age) is admitted first.
+Invariants: active requests occupy slots 0..n-1 without a gap; a request is in exactly one place (waiting, in
+preparation, active, or gone); whoever is first in line (see `line.py`: urgency, and age) is taken first; for everybody
+in preparation a slot is kept free.
 """
 
 from __future__ import annotations
@@ -42,23 +43,29 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Generic[R]):
-    """A request that will not go on. `slot` is where it ran, and must be released; None if it was still waiting."""
+    """A request that will not go on. `slot` is where it ran, and must be released; None if it had none yet."""
 
     request: R
     reason: Reason
     slot: int | None
+    waited: bool = False  # it was still in the queue
 
 
 class Scheduler(Generic[R]):
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._waiting: Line[R] = Line()
+        self._preparing: dict[Hashable, R] = {}
         self._active: list[R] = []
         self._cancelled: set[Hashable] = set()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def preparing(self) -> int:
+        return len(self._preparing)
 
     @property
     def active(self) -> list[R]:
@@ -70,16 +77,21 @@ class Scheduler(Generic[R]):
 
     def cancel(self, request_id: Hashable) -> None:
         """Takes effect at the next `sweep`; unknown and finished requests are ignored."""
-        if request_id in self._waiting or any(request.id == request_id for request in self._active):
+        known = request_id in self._waiting or request_id in self._preparing
+        if known or any(request.id == request_id for request in self._active):
             self._cancelled.add(request_id)
 
     def sweep(self, now: float) -> list[Dropped[R]]:
-        """Everybody who was cancelled or is past the deadline. The waiting ones are gone; the active ones are returned
-        from the highest slot down, so that releasing them in this order never moves one of them."""
+        """Everybody who was cancelled or is past the deadline. Those without a slot are gone; the active ones are
+        returned from the highest slot down, so that releasing them in this order never moves one of them."""
         dropped = []
         for request in list(self._waiting.values()):
             if (reason := self._reason_to_drop(request, now)) is not None:
                 del self._waiting[request.id]
+                dropped.append(Dropped(request, reason, None, waited=True))
+        for request in list(self._preparing.values()):
+            if (reason := self._reason_to_drop(request, now)) is not None:
+                del self._preparing[request.id]
                 dropped.append(Dropped(request, reason, None))
         for slot in reversed(range(len(self._active))):
             request = self._active[slot]
@@ -98,19 +110,36 @@ class Scheduler(Generic[R]):
         return None
 
     def next_in_line(self, fits: Callable[[R], bool] = lambda request: True) -> list[R]:
-        """Takes those for whom there is a free slot, first in line first, up to the first one that does not fit. Each
-        must then be given to `start`, or it is gone."""
+        """Takes those for whom there is a free slot, first in line first, up to the first one that does not fit. They
+        are in preparation from now on, until each is given to `start` or to `give_up`, now or many steps later."""
         taken: list[R] = []
-        while self._waiting and len(self._active) + len(taken) < self.slots:
+        while self._waiting and len(self._active) + len(self._preparing) < self.slots:
             if not fits(next(iter(self._waiting.values()))):
                 break
-            taken.append(self._waiting.popitem(last=False)[1])
+            request = self._waiting.popitem(last=False)[1]
+            self._preparing[request.id] = request
+            taken.append(request)
         return taken
+
+    def is_preparing(self, request: R) -> bool:
+        """False once a sweep has dropped it."""
+        return request.id in self._preparing
+
+    def give_up(self, request: R) -> None:
+        """Its preparation failed."""
+        del self._preparing[request.id]
+
+    def give_up_all(self) -> list[R]:
+        """Everybody in preparation is gone."""
+        given_up = list(self._preparing.values())
+        self._preparing.clear()
+        return given_up
 
     def start(self, request: R) -> int:
         """The slot in which it runs from now on."""
-        if len(self._active) >= self.slots:
-            raise ValueError("no slot is free")
+        if request.id not in self._preparing:
+            raise ValueError("only a request in preparation can start")
+        del self._preparing[request.id]
         self._active.append(request)
         return len(self._active) - 1
 

@@ -4,18 +4,19 @@ The device proposes (candidates) and goes on (beams); this follows, keeps the tr
 finished hypotheses, and decides when nothing better can come. Exactly as Hugging Face `generate` does, greedy and beam.
 
 Depth t of the tree holds the tokens that are the input of step t; depth 0 is the start token. A sequence that ends
-with a candidate of step t has t + 2 tokens, the start token included.
+with a candidate of step t has t + 2 tokens, the start token included. After a prompt, the start token is its last one;
+what was before stands in the cache once, in front of the tree, for all beams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from serving.engine.request import DecodingOptions, FinishReason, Hypothesis
+from serving.engine.request import Alternatives, DecodingOptions, FinishReason, Hypothesis, Piece
 
-_IMPOSSIBLE = -5e8  # half of what a dead beam carries: nothing real is ever below
+DEAD = -1e9  # what a beam carries that does not exist
+_IMPOSSIBLE = DEAD / 2  # nothing real is ever below
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class StepView:
     candidate_scores: Sequence[float]  # [candidates_per_beam * width], best first
     candidate_tokens: Sequence[int]
     candidate_parents: Sequence[int]
+    alternatives: Sequence[Alternatives] = ()  # of each beam that was the step's input
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,12 @@ class _Ending:
 
 
 class Search:
-    def __init__(self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int], prompt_entries: int = 0
+    ) -> None:
         self.options = options
         self.width = options.beam_size
+        self.start_token = start_token
         self.done = False
         self._eos_ids = frozenset(eos_ids)
         self._prompt_length = 1 + len(options.prefix)
@@ -53,10 +58,12 @@ class Search:
         # The tree, by depth: the token of each beam, its parent one depth up, its score.
         self._tokens = [[start_token] * self.width]
         self._parents = [list(range(self.width))]
-        self._scores = [[0.0] + [2 * _IMPOSSIBLE] * (self.width - 1)]
+        self._scores = [[0.0] + [DEAD] * (self.width - 1)]
         # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
         self._entries: list[list[int]] = []
-        self._used = 0
+        self._prompt_entries = prompt_entries
+        self._used = prompt_entries
+        self._alternatives: list[Sequence[Alternatives]] = []  # by depth: what each of its beams might have said next
 
     # -- what the next step needs --------------------------------------------------------------------------------
 
@@ -93,6 +100,7 @@ class Search:
             return self._end_with_forced_eos()
         forced = self.forced_token() is not None
         step_depth = self.depth
+        self._alternatives.append(step.alternatives)
         self._entries.append(list(range(self._used, self._used + self.width)))
         self._used += self.width
         if not forced:
@@ -153,11 +161,15 @@ class Search:
         )
         self.done = True
 
-    def stop(self) -> None:
+    def stop(self, reason: FinishReason = FinishReason.TIME_LIMIT) -> None:
         """Time is over. A complete hypothesis is better than half a one, so the living beams only fill up."""
         finished, self._endings = self._endings, []
-        self._cut_off(FinishReason.TIME_LIMIT)
+        self._cut_off(reason)
         self._endings = (finished + self._endings)[: self.width]
+
+    def stop_one(self, index: int) -> None:
+        """The caller has seen enough of a hypothesis."""
+        self.stop(FinishReason.STOP)
 
     def _normalise(self, total: float, length: int) -> float:
         return float(total / length**self.options.length_penalty)
@@ -177,7 +189,7 @@ class Search:
         for depth in reversed(range(len(self._entries))):
             kept.extend(self._entries[depth][beam] for beam in alive)
             alive = {self._parents[depth][beam] for beam in alive}
-        return sorted(kept)
+        return [*range(self._prompt_entries), *sorted(kept)]
 
     def compacted(self, kept: Sequence[int]) -> None:
         """The cache now holds only these entries, in this order."""
@@ -192,6 +204,37 @@ class Search:
             beam = self._parents[level][beam]
         return tokens[::-1]
 
+    # -- what is certain already ---------------------------------------------------------------------------------
+
+    def news(self, known: Sequence[int]) -> list[Piece]:
+        """What has become certain of the best hypothesis beyond its first `known[0]` tokens: what the living beams and
+        the best of the finished ones have in common. Whichever of them wins, it begins so."""
+        floor = self._prompt_length - 1 + known[0]
+        alive = {beam for beam, score in enumerate(self._scores[-1]) if score > _IMPOSSIBLE}
+        best = self._endings[0] if self._endings else None
+        depth = self.depth
+        if not alive or depth <= floor or (best is not None and best.depth <= floor):
+            return []
+        while len(alive) > 1 or (best is not None and best.depth < depth):
+            alive = {self._parents[depth][beam] for beam in alive}
+            depth -= 1
+            if depth <= floor:
+                return []
+            if best is not None and best.depth == depth:
+                alive.add(best.beam)
+        return [self._piece(0, depth, alive.pop(), floor)]
+
+    def _piece(self, index: int, depth: int, beam: int, floor: int, reason: FinishReason | None = None) -> Piece:
+        """The tokens of one path, from below `floor` down to a depth."""
+        tokens, log_probs, alternatives = [], [], list[Alternatives]()
+        for level in range(depth, floor, -1):
+            parent = self._parents[level][beam]
+            tokens.append(self._tokens[level][beam])
+            log_probs.append(self._scores[level][beam] - self._scores[level - 1][parent])
+            alternatives.extend(self._alternatives[level - 1][parent : parent + 1])
+            beam = parent
+        return Piece(index, tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1]), reason)
+
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def hypotheses(self) -> tuple[Hypothesis, ...]:
@@ -199,17 +242,11 @@ class Search:
         return tuple(self._hypothesis(ending) for ending in self._endings[: self.options.num_hypotheses])
 
     def _hypothesis(self, ending: _Ending) -> Hypothesis:
-        totals = [] if ending.token is None else [ending.total]
-        beam = ending.beam
-        for level in range(ending.depth, -1, -1):
-            totals.append(self._scores[level][beam])
-            beam = self._parents[level][beam]
-        totals.reverse()
-        tokens = self._path(ending.depth, ending.beam) + ([] if ending.token is None else [ending.token])
-        log_probs = [after - before for before, after in pairwise(totals)]
-        return Hypothesis(
-            tokens=tuple(tokens[self._prompt_length :]),
-            token_log_probs=tuple(log_probs[self._prompt_length - 1 :]),
-            score=ending.score,
-            finish_reason=ending.reason,
-        )
+        path = self._piece(0, ending.depth, ending.beam, self._prompt_length - 1)
+        tokens, log_probs, alternatives = path.tokens, path.token_log_probs, path.alternatives
+        if ending.token is not None:
+            tokens = (*tokens, ending.token)
+            log_probs = (*log_probs, ending.total - self._scores[ending.depth][ending.beam])
+            if ending.depth < len(self._alternatives):  # a forced end has none
+                alternatives = (*alternatives, *self._alternatives[ending.depth][ending.beam : ending.beam + 1])
+        return Hypothesis(tokens, log_probs, ending.score, ending.reason, alternatives=alternatives)

@@ -45,3 +45,6 @@ class StepStats:
     relayouts: int
     compactions: int
     finished: tuple[Finished, ...] = ()
+    prompt_tokens: int = 0  # of the prompts that were taken in completely
+    cached_prompt_tokens: int = 0  # of them, found in the prefix cache
+    prefix_cache_bytes: int = 0

@@ -124,7 +124,7 @@ def test_the_step_graph_searches_over_teacher_forced_scores(config: TransformerC
     positions = write_index = torch.zeros(BATCH, dtype=torch.int64)
     ancestry = torch.zeros(BATCH, BEAMS, BEAMS * (STEPS + 1), dtype=torch.bool)
     width = torch.full((BATCH,), BEAMS)
-    no_edits = torch.zeros(BATCH, BEAMS, 0)
+    no_edits, nobody = torch.zeros(BATCH, BEAMS, 0), torch.zeros(0, dtype=torch.int64)
     kept = [[[START]] * BEAMS for _ in range(BATCH)]
     for _ in range(STEPS):
         found = graph(
@@ -139,6 +139,9 @@ def test_the_step_graph_searches_over_teacher_forced_scores(config: TransformerC
             no_edits.long(),
             no_edits,
             no_edits,
+            nobody,
+            torch.zeros(0, 5),
+            nobody,
             state,
         )
         tokens, positions, write_index, next_scores, ancestry, parents = found[:6]
@@ -158,7 +161,7 @@ def test_the_step_graph_searches_over_teacher_forced_scores(config: TransformerC
                 for parent, token in zip(parents[row].tolist(), tokens[row].tolist(), strict=True)
             ]
         scores = next_scores
-        state = (*state[:memory_count], *found[9:])
+        state = (*state[:memory_count], *found[11:])
 
 
 @torch.no_grad()

@@ -81,11 +81,24 @@ def test_the_urgent_go_first() -> None:
     assert [job.id for job in scheduler.next_in_line()] == [2, 1]
 
 
-def test_a_full_scheduler_starts_nobody() -> None:
+def test_only_who_was_taken_in_line_can_start() -> None:
     scheduler: Scheduler[Job] = Scheduler(slots=1)
-    scheduler.start(Job(1))
-    with pytest.raises(ValueError, match="no slot"):
-        scheduler.start(Job(2))
+    scheduler.submit(Job(1))
+    with pytest.raises(ValueError, match="in preparation"):
+        scheduler.start(Job(1))
+
+
+def test_a_slot_is_kept_for_whoever_is_prepared() -> None:
+    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    for number in range(3):
+        scheduler.submit(Job(number))
+    first, second = scheduler.next_in_line()
+    assert scheduler.start(second) == 0  # preparation may end in any order
+    assert scheduler.next_in_line() == []
+    scheduler.cancel(first.id)
+    assert [(d.request, d.slot, d.waited) for d in scheduler.sweep(0.0)] == [(first, None, False)]
+    assert not scheduler.is_preparing(first)
+    assert [job.id for job in scheduler.next_in_line()] == [2]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -100,6 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.answered: dict[int, str] = {}
         self.admitted: list[int] = []
         self.expected_slots: list[int] = []  # what a device would hold, by slot
+        self.preparing: list[Job] = []
 
     def answer(self, job: Job, why: str) -> None:
         assert job.id not in self.answered, "answered twice"
@@ -126,8 +140,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.scheduler.cancel(data.draw(st.sampled_from(self.submitted)).id)
 
-    @rule(seconds=st.floats(0, 2), budget=st.integers(1, 4), encoder_fails=st.booleans(), data=st.data())
-    def step(self, seconds: float, budget: int, encoder_fails: bool, data: st.DataObject) -> None:
+    @rule(seconds=st.floats(0, 2), budget=st.integers(1, 4), data=st.data())
+    def step(self, seconds: float, budget: int, data: st.DataObject) -> None:
         self.now += seconds
         for dropped in self.scheduler.sweep(self.now):
             self.answer(dropped.request, dropped.reason.value)
@@ -137,11 +151,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         room = iter(range(budget))
         for job in self.scheduler.next_in_line(lambda job: next(room, None) is not None):
             self.admitted.append(job.id)
-            if encoder_fails:
-                self.answer(job, "failed")
+            self.preparing.append(job)
+        self.preparing = [job for job in self.preparing if self.scheduler.is_preparing(job)]
+        for job in list(self.preparing):
+            fate = data.draw(st.sampled_from(["later", "start", "fail"]))
+            if fate == "later":
                 continue
-            assert self.scheduler.start(job) == len(self.expected_slots)
-            self.expected_slots.append(job.id)
+            self.preparing.remove(job)
+            if fate == "fail":
+                self.scheduler.give_up(job)
+                self.answer(job, "failed")
+            else:
+                assert self.scheduler.start(job) == len(self.expected_slots)
+                self.expected_slots.append(job.id)
         for slot in reversed(range(len(self.expected_slots))):
             if data.draw(st.booleans()):
                 self.answer(self.scheduler.active[slot], "done")
@@ -151,7 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        inside = self.scheduler.waiting + len(self.scheduler.active)
+        inside = self.scheduler.waiting + self.scheduler.preparing + len(self.scheduler.active)
         assert inside + len(self.answered) == len(self.submitted)
 
     @invariant()
@@ -159,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         assert [job.id for job in self.scheduler.active] == self.expected_slots
-        assert len(self.expected_slots) <= self.scheduler.slots
+        assert len(self.expected_slots) + self.scheduler.preparing <= self.scheduler.slots
 
     @invariant()
     def first_come_first_served(self) -> None:
@@ -175,7 +197,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.answer(dropped.request, dropped.reason.value)
                 if dropped.slot is not None:
                     self.free(dropped.slot)
-            for job in self.scheduler.next_in_line():
+            self.preparing = [job for job in self.preparing if self.scheduler.is_preparing(job)]
+            for job in [*self.preparing, *self.scheduler.next_in_line()]:
                 self.scheduler.start(job)
                 self.expected_slots.append(job.id)
             for slot in reversed(range(len(self.expected_slots))):

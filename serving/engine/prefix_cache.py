@@ -1,0 +1,84 @@
+"""The cache entries of recent prompts: one that begins as another did need not be computed from its first token.
+
+Bounded in bytes; what was not asked for the longest goes first. Off with a limit of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from serving.backends.base import Ints
+
+WORTHWHILE = 16  # tokens; fewer are computed faster than kept
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The beginning of a prompt that is known."""
+
+    memory: Any  # the backend's; may hold more than this
+    length: int
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    tokens: Ints
+    memory: Any
+    size: int  # bytes
+
+
+class PrefixCache:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # bytes
+        self.size = 0
+        self._entries: list[_Entry] = []  # the one that was used last is last
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, tokens: Sequence[int]) -> Known | None:
+        """The longest beginning of these that is known."""
+        if not self._entries or len(tokens) < WORTHWHILE:
+            return None
+        wanted = np.asarray(tokens, np.int64)
+        lengths = [_common(entry.tokens, wanted) for entry in self._entries]
+        best = int(np.argmax(lengths))
+        if lengths[best] < WORTHWHILE:
+            return None
+        entry = self._entries.pop(best)
+        self._entries.append(entry)
+        return Known(entry.memory, lengths[best])
+
+    def wants(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt would add anything."""
+        if not self.limit or len(tokens) < WORTHWHILE:
+            return False
+        wanted = np.asarray(tokens, np.int64)
+        return all(_common(entry.tokens, wanted) < len(wanted) for entry in self._entries)
+
+    def put(self, tokens: Sequence[int], memory: Any, size: int) -> None:
+        """A prompt whose entries are all there. Those that it continues (earlier turns of a talk) make room for it."""
+        if size > self.limit:
+            return
+        new = _Entry(np.asarray(tokens, np.int64), memory, size)
+        covered = [entry for entry in self._entries if _common(entry.tokens, new.tokens) == len(entry.tokens)]
+        for entry in covered:
+            self._drop(entry)
+        self._entries.append(new)
+        self.size += size
+        while self.size > self.limit:
+            self._drop(self._entries[0])
+
+    def _drop(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        self.size -= entry.size
+
+
+def _common(one: Ints, other: Ints) -> int:
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
