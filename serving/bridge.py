@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from serving.calls import current_call
-from serving.engine.request import DecodingOptions, Request, Result
+from serving.engine.request import DecodingOptions, Piece, Request, Result
+from serving.engine.scoring import ScoringRequest
 from serving.errors import Overloaded
 
 
@@ -27,7 +28,7 @@ class Job:
 
 
 class Decoder(Protocol):
-    """What the doors use of an engine. Both methods may be called from any thread and never block."""
+    """What the doors use of an engine. All methods may be called from any thread and never block."""
 
     def submit(self, request: Request) -> None:
         """Raises `Overloaded` or `ShuttingDown`."""
@@ -35,31 +36,42 @@ class Decoder(Protocol):
 
     def cancel(self, request_id: int) -> None: ...
 
+    def enough(self, request_id: int, index: int) -> None:
+        """No more of one hypothesis is wanted."""
+        ...
+
+
+class Scorer(Protocol):
+    def score(self, request: ScoringRequest) -> None: ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+
+class ModelEngine(Decoder, Scorer, Protocol):
+    """All that a model's doors use of its engine."""
+
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a target, and what should follow each of its tokens
+News = TypeVar("News")
+
 
 async def decode_all(engine: Decoder, jobs: Sequence[Job], deadline: float | None, max_in_flight: int) -> list[Result]:
     """The results in the order of the jobs. No more than `max_in_flight` of them are with the engine at once,
     so that a long text neither fails for its length nor takes the whole queue."""
-    call = _Call(engine, deadline)
-    try:
-        for index, job in enumerate(jobs):
-            while call.in_flight >= max_in_flight:
-                await call.progress()
-            while not call.submit(index, job):
-                await call.progress()
-        while call.in_flight:
-            await call.progress()
-    except BaseException:  # cancellation as well: nobody waits for the others any more
-        call.abandon()
-        raise
-    return call.results()
+    return await DecodingCall(engine, deadline).run(jobs, max_in_flight)
 
 
-class _Call:
-    """The sequences of one call. Lives on the event loop; only `_deliver` runs on the engine's thread."""
+Tell = Callable[[int, Piece | Result], None]  # of which job
 
-    def __init__(self, engine: Decoder, deadline: float | None) -> None:
+
+class DecodingCall:
+    """The sequences of one call. Lives on the event loop; only `_deliver` runs on the engine's thread. `tell` is given
+    every job's news as they come, and its result."""
+
+    def __init__(self, engine: Decoder, deadline: float | None, tell: Tell | None = None) -> None:
         self._engine = engine
         self._deadline = deadline
+        self._tell = tell
         self._started = time.monotonic()
         self._call = current_call()
         self._loop = asyncio.get_running_loop()
@@ -69,6 +81,20 @@ class _Call:
         self._ended: list[tuple[float, float, float, float]] = []
         self._failure: Exception | None = None
 
+    async def run(self, jobs: Sequence[Job], max_in_flight: int) -> list[Result]:
+        try:
+            for index, job in enumerate(jobs):
+                while self.in_flight >= max_in_flight:
+                    await self.progress()
+                while not self.submit(index, job):
+                    await self.progress()
+            while self.in_flight:
+                await self.progress()
+        except BaseException:  # cancellation as well: nobody waits for the others any more
+            self.abandon()
+            raise
+        return self.results()
+
     @property
     def in_flight(self) -> int:
         return len(self._pending)
@@ -77,11 +103,13 @@ class _Call:
         """False where the queue is full and a request of our own will make room. A call of which nothing runs
         is refused instead: waiting would be a second, hidden queue."""
         settle = partial(_deliver, self._loop, partial(self._settle, index))
+        progress = None if self._tell is None else partial(_deliver, self._loop, partial(self._tell, index))
         request = Request(
             job.source,
             self._remaining(job.options),
             settle,
             self._deadline,
+            progress=progress,
             priority=self._call.priority,
             queue_deadline=self._queue_deadline(),
         )
@@ -122,7 +150,14 @@ class _Call:
             self._outcomes[index] = outcome
             timings = outcome.timings
             self._ended.append((time.monotonic(), timings.queue, timings.encode, timings.decode))
+            if self._tell is not None:
+                self._tell(index, outcome)
         self._changed.set()
+
+    def enough(self, index: int, hypothesis: int) -> None:
+        """Enough is known of one hypothesis of a job."""
+        if index in self._pending:
+            self._engine.enough(self._pending[index], hypothesis)
 
     def abandon(self) -> None:
         for request_id in self._pending.values():
@@ -133,11 +168,38 @@ class _Call:
         return [self._outcomes[index] for index in sorted(self._outcomes)]
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop,
-    settle: Callable[[Result | Exception], None],
-    outcome: Result | Exception,
-) -> None:
+async def score_all(
+    engine: Scorer, sources: Sequence[tuple[int, ...]] | None, pairs: Sequence[Pair], deadline: float | None
+) -> list[tuple[float, ...]]:
+    """The log-probabilities of each pair's labels, in order. If one fails, so does the call."""
+    loop = asyncio.get_running_loop()
+    answers: list[asyncio.Future[tuple[float, ...]]] = [loop.create_future() for _ in pairs]
+
+    def settle(answer: asyncio.Future[tuple[float, ...]], outcome: tuple[float, ...] | Exception) -> None:
+        if answer.done():  # cancelled
+            return
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    submitted: list[int] = []
+    try:
+        for number, ((target, labels), answer) in enumerate(zip(pairs, answers, strict=True)):
+            source = None if sources is None else sources[number]
+            request = ScoringRequest(source, target, labels, partial(_deliver, loop, partial(settle, answer)), deadline)
+            engine.score(request)
+            submitted.append(request.id)
+        return list(await asyncio.gather(*answers))
+    except BaseException:
+        for request_id in submitted:
+            engine.cancel(request_id)
+        for answer in answers:
+            answer.cancel()
+        raise
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, settle: Callable[[News], None], outcome: News) -> None:
     """On the engine's thread, which must not care that a server was torn down and its loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(settle, outcome)

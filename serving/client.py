@@ -1,4 +1,4 @@
-"""A small synchronous client: many lines in flight, answers in order."""
+"""A small synchronous client: many lines in flight, answers in order; and what a language model says, as it comes."""
 
 from __future__ import annotations
 
@@ -110,6 +110,20 @@ class Client:
 
     def _ask(self, request: pb.TranslateRequest) -> Any:
         return self._stub.Translate.future(request, metadata=self._metadata)
+
+    def generate(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateReply]:
+        """The pieces of the answers, as they come."""
+        try:
+            yield from self._stub.Generate(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise CallFailed(self._sentence(error)) from error
+
+    def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        try:
+            response: pb.ScoreResponse = self._stub.Score(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise CallFailed(self._sentence(error)) from error
+        return response
 
     def _answer(self, call: Any) -> pb.Translation | None:
         if call is None:

@@ -19,6 +19,7 @@ class TextLimits:
     max_sequences: int = 16384  # texts, or parts of them, of one call: a megabyte of ordinary sentences
     # Of one call at once in the engine: enough to fill the slots, too few for one caller to own the queue.
     max_in_flight: int = 64
+    max_unread_tokens: int = 4096  # of one stream; whoever falls further behind is cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class ServeConfig:
     max_slots: int = 32  # requests that are decoded at once
     max_queue: int = 1024  # requests that wait behind them
     early_refusal: bool = True  # of a request whose deadline would pass while it waits
+    prefix_cache_bytes: int = 512 * MIB  # of each language model; 0: off
     fake_step_seconds: float = 0.0
     fake_slots: int = 8
     tls: TlsFiles | None = None  # None: no encryption

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from serving.bridge import Decoder
+from serving.bridge import ModelEngine
 from serving.config import ServeConfig
 from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_engine
 from serving.engine.plan import Plan
@@ -19,6 +19,7 @@ from serving.errors import ModelError
 from serving.manifest import Manifest
 from serving.metrics import Metrics
 from serving.repository import ModelVersion, scan, verify
+from serving.text.generator import Generator
 from serving.text.protocol import Tokenizer, card_of
 from serving.text.translator import Translator
 from serving.tokenizer import TextTokenizer
@@ -31,7 +32,7 @@ FAKE_NAME = "fake"
 Observe = Callable[[StepStats], None]
 
 
-class ServedEngine(Decoder, Protocol):
+class ServedEngine(ModelEngine, Protocol):
     manifest: Manifest
     plan: Plan
     reserved_bytes: int
@@ -57,7 +58,13 @@ class EngineMakers:
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
-    settings = EngineSettings(config.threads, config.max_slots, config.max_queue, config.early_refusal)
+    settings = EngineSettings(
+        threads=config.threads,
+        slots=config.max_slots,
+        max_queue=config.max_queue,
+        early_refusal=config.early_refusal,
+        prefix_cache_bytes=config.prefix_cache_bytes,
+    )
     fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue, config.early_refusal)
     return EngineMakers(
         load=lambda folder, manifest, observe: load_engine(folder, manifest, settings, observe),
@@ -68,7 +75,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    translators: list[Translator]
+    models: list[Translator | Generator]
     engines: list[ServedEngine]
 
 
@@ -107,7 +114,7 @@ class ModelLoader:
                     break
         for problem in problems:
             log.error("not served: %s", problem)
-        if not loaded.translators:
+        if not loaded.models:
             reasons = "".join(f"\n  - {problem}" for problem in problems) or " it is empty"
             raise ModelError(f"no model of the repository {root} can be served:{reasons}")
 
@@ -133,4 +140,8 @@ class ModelLoader:
         title = f"{card.name} version {card.version} ({engine.manifest.family})"
         log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
         loaded.engines.append(engine)
-        loaded.translators.append(Translator(card, engine, source, target, self._config.text, self._workers))
+        limits, workers = self._config.text, self._workers
+        if card.translates:
+            loaded.models.append(Translator(card, engine, source, target, limits, workers))
+        else:
+            loaded.models.append(Generator(card, engine, target, limits, workers))

@@ -66,6 +66,11 @@ class Metrics:
         )
         self.source_tokens = counter("source_tokens", "Tokens read, of answered requests.", "model")
         self.target_tokens = counter("target_tokens", "Tokens of the best hypotheses.", "model")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "model")
+        self.cached_prompt_tokens = counter(
+            "cached_prompt_tokens", "Tokens of prompts that were found in the prefix cache.", "model"
+        )
+        self.prefix_cache_bytes = gauge("prefix_cache_bytes", "Size of the prefix cache.")
 
         # Steps.
         self.slots = gauge("slots", "Requests that can be decoded at once.")
@@ -117,6 +122,9 @@ class _StepObserver:
         self._first_token_seconds = metrics.first_token_seconds.labels(model)
         self._source_tokens = metrics.source_tokens.labels(model)
         self._target_tokens = metrics.target_tokens.labels(model)
+        self._prompt_tokens = metrics.prompt_tokens.labels(model)
+        self._cached_prompt_tokens = metrics.cached_prompt_tokens.labels(model)
+        self._prefix_cache_bytes = metrics.prefix_cache_bytes.labels(model)
         self._slots = metrics.slots.labels(model)
         self._active_slots = metrics.active_slots.labels(model)
         self._queue_length = metrics.queue_length.labels(model)
@@ -151,6 +159,10 @@ class _StepObserver:
         ):
             if count:
                 copies.inc(count)
+        if step.prompt_tokens:
+            self._prompt_tokens.inc(step.prompt_tokens)
+            self._cached_prompt_tokens.inc(step.cached_prompt_tokens)
+            self._prefix_cache_bytes.set(step.prefix_cache_bytes)
         for finished in step.finished:
             self._finish(finished)
 

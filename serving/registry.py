@@ -6,41 +6,60 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from serving.errors import ModelNotFound
+from serving.errors import InvalidRequest, ModelNotFound
+from serving.text.generator import Generator
 from serving.text.translator import Translator
+
+Model = Translator | Generator
 
 _MOST_NAMES = 20  # in an error message
 
 
 class Models:
-    def __init__(self, translators: Iterable[Translator], default: str | None = None) -> None:
+    def __init__(self, models: Iterable[Model], default: str | None = None) -> None:
         # Told of every call that used a model: its name and version, the seconds it took, and if it was answered.
         self.called: Callable[[str, str, float, bool], None] = lambda name, version, seconds, answered: None
-        self._by_name: dict[str, dict[str, Translator]] = {}
-        for translator in sorted(translators, key=lambda each: (each.card.name, each.card.version)):
-            versions = self._by_name.setdefault(translator.card.name, {})
-            versions[str(translator.card.version)] = translator
+        self._by_name: dict[str, dict[str, Model]] = {}
+        for model in sorted(models, key=lambda each: (each.card.name, each.card.version)):
+            versions = self._by_name.setdefault(model.card.name, {})
+            versions[str(model.card.version)] = model
         if default is not None and default not in self._by_name:
             raise ModelNotFound(f"the default model {default!r} is not among the loaded ones: {self._names()}")
         self._default = default
 
-    def __iter__(self) -> Iterator[Translator]:
+    def __iter__(self) -> Iterator[Model]:
         """By name, then by version."""
-        return (translator for versions in self._by_name.values() for translator in versions.values())
+        return (model for versions in self._by_name.values() for model in versions.values())
 
     @contextmanager
-    def use(self, name: str, version: str) -> Iterator[Translator]:
+    def use(self, name: str, version: str) -> Iterator[Model]:
         """Around everything that a call does with a model."""
-        translator = self.find(name, version)
+        model = self.find(name, version)
         began, answered = time.monotonic(), False
         try:
-            yield translator
+            yield model
             answered = True
         finally:
-            card = translator.card
+            card = model.card
             self.called(card.name, str(card.version), time.monotonic() - began, answered)
 
-    def find(self, name: str, version: str) -> Translator:
+    @contextmanager
+    def use_translator(self, name: str, version: str) -> Iterator[Translator]:
+        with self.use(name, version) as model:
+            if not isinstance(model, Translator):
+                raise InvalidRequest(
+                    f"model {model.card.name!r} does not translate: it continues a prompt, call Generate"
+                )
+            yield model
+
+    @contextmanager
+    def use_generator(self, name: str, version: str) -> Iterator[Generator]:
+        with self.use(name, version) as model:
+            if not isinstance(model, Generator):
+                raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates, call Translate")
+            yield model
+
+    def find(self, name: str, version: str) -> Model:
         """An empty name means the default model, or the only one; an empty version the newest."""
         if not name:
             name = self._default_name()

@@ -73,7 +73,7 @@ class Server:
         makers = self._makers or real_makers(config)
         loader = ModelLoader(config, makers, self.metrics, self._workers)
         loaded = await asyncio.to_thread(loader.load)
-        models = Models(loaded.translators, config.default_model)
+        models = Models(loaded.models, config.default_model)
         models.called = self.metrics.triton.call
         self._driver = makers.thread(loaded.engines)
         self._driver.start()

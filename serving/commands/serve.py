@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-early-refusal", action="store_true", help="let requests wait whose deadline will pass meanwhile"
     )
+    parser.add_argument(
+        "--prefix-cache-mib",
+        type=int,
+        default=config.prefix_cache_bytes // MIB,
+        metavar="N",
+        help="prompts that a language model remembers; 0: none (%(default)s)",
+    )
     parser.add_argument("--default-model", metavar="M", help="for calls that name none")
     parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
     parser.add_argument(
@@ -134,6 +141,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         threads=args.threads,
         max_slots=args.max_slots,
         max_queue=args.max_queue,
+        prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
         early_refusal=not args.no_early_refusal,

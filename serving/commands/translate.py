@@ -11,7 +11,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from protos import beamline_pb2 as pb
-from serving.client import Client, Credentials
+from serving.client import Client
+from serving.commands.connection import add_connection, credentials_of
 from serving.errors import BeamlineError
 
 HELP = "translate texts with a running server"
@@ -19,9 +20,7 @@ HELP = "translate texts with a running server"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="*", metavar="TEXT", help="default: lines from standard input")
-    parser.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
-    parser.add_argument("--model", default="", metavar="M", help="default: the server's only or default model")
-    parser.add_argument("--version", default="", metavar="V", help="default: the newest")
+    add_connection(parser)
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
@@ -29,10 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", type=Path, metavar="F", help="read lines from a file")
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
-    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="talk TLS, and trust servers of this authority")
-    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="our own certificate, if the server wants one")
-    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
-    parser.add_argument("--token-file", type=Path, metavar="F", help="a file that holds a bearer token")
     parser.add_argument("--progress", action="store_true", help="show the progress bar even without a terminal")
 
 
@@ -45,10 +40,9 @@ def run(args: argparse.Namespace) -> int:
             raise BeamlineError(f"--{name} is {value}; it must be at least 1")
     with ExitStack() as stack:
         lines = _lines(args, stack)
-        credentials = Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
         # Who types wants each answer before the next question.
         typing = not args.text and args.file is None and sys.stdin.isatty()
-        client = stack.enter_context(Client(args.target, 1 if typing else 32, credentials))
+        client = stack.enter_context(Client(args.target, 1 if typing else 32, credentials_of(args)))
         answers = client.translate(lines, lambda line: question(args, line))
         quiet = not args.progress and (bool(args.text) or typing or not sys.stderr.isatty())
         for answer in tqdm(answers, unit=" lines", disable=quiet, file=sys.stderr):

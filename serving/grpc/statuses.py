@@ -20,6 +20,7 @@ from serving.errors import (
     ModelNotFound,
     Overloaded,
     ShuttingDown,
+    SlowReader,
     Unauthenticated,
     Unimplemented,
 )
@@ -34,6 +35,7 @@ _STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
     ShuttingDown: (grpc.StatusCode.UNAVAILABLE, "shutting_down"),
     Unimplemented: (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),
+    SlowReader: (grpc.StatusCode.RESOURCE_EXHAUSTED, "slow_reader"),
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "forbidden"),
     DeadlinePassed: (grpc.StatusCode.DEADLINE_EXCEEDED, None),

@@ -26,11 +26,13 @@ class Layout:
     parts: tuple[str, ...]
     gaps: tuple[str, ...]
 
-    def join(self, translations: Sequence[str]) -> str:
+    def join(self, translations: Sequence[str], complete: bool = True) -> str:
+        """The translations of all parts, or of the first ones, the last of which may go on."""
         pieces = [self.lead]
         for index, translation in enumerate(translations):
             pieces.append(translation)
-            pieces.append(self.gaps[index] or self._missing_space(index, translations))
+            if complete or index + 1 < len(translations):
+                pieces.append(self.gaps[index] or self._missing_space(index, translations))
         return "".join(pieces)
 
     def _missing_space(self, index: int, translations: Sequence[str]) -> str:

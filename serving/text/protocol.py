@@ -39,6 +39,10 @@ class ModelCard:
     defaults: DecodingDefaults
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    translates: bool = True  # it has a source; else it continues a prompt
+    chat_template: str | None = None
+    bos_token: str = ""
+    eos_token: str = ""
 
 
 def card_of(manifest: Manifest) -> ModelCard:
@@ -50,4 +54,8 @@ def card_of(manifest: Manifest) -> ModelCard:
         defaults=manifest.defaults,
         source_languages=manifest.source_languages,
         target_languages=manifest.target_languages,
+        translates=manifest.task == "translate",
+        chat_template=manifest.chat_template,
+        bos_token=manifest.bos_token,
+        eos_token=manifest.eos_token,
     )

@@ -16,12 +16,13 @@ from serving.engine.request import FinishReason, Hypothesis, Result, Timings
 from serving.text.inputs import PreparedInput
 from serving.text.protocol import Tokenizer
 
-_FINISH_REASON = {
+FINISH_REASON = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.TIME_LIMIT: pb.FINISH_REASON_TIME_LIMIT,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
 }
-_BEST_TO_WORST = (FinishReason.EOS, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
+_BEST_TO_WORST = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ReplyBuilder:
             hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
             source_tokens=sum(len(job.source) for job in prepared.jobs),
             target_tokens=len(candidates[0][1].tokens),
-            timings=_milliseconds([result.timings for result in results]),
+            timings=milliseconds([result.timings for result in results]),
         )
 
     def _candidates(self, prepared: PreparedInput, results: Sequence[Result]) -> list[tuple[str, Hypothesis]]:
@@ -66,7 +67,7 @@ class ReplyBuilder:
         return texts[0] if prepared.layout is None else prepared.layout.join(texts)
 
     def _hypothesis(self, text: str, hypothesis: Hypothesis, wanted: Wanted) -> pb.Hypothesis:
-        reply = pb.Hypothesis(text=text, finish_reason=_FINISH_REASON[hypothesis.finish_reason])
+        reply = pb.Hypothesis(text=text, finish_reason=FINISH_REASON[hypothesis.finish_reason])
         if wanted.scores:
             reply.score = hypothesis.score
             reply.token_log_probs.extend(hypothesis.token_log_probs)
@@ -86,7 +87,7 @@ def _joined(parts: Sequence[Hypothesis]) -> Hypothesis:
     )
 
 
-def _milliseconds(parts: Sequence[Timings]) -> pb.Timings:
+def milliseconds(parts: Sequence[Timings]) -> pb.Timings:
     return pb.Timings(
         queue_ms=1000 * max(part.queue for part in parts),
         encode_ms=1000 * sum(part.encode for part in parts),

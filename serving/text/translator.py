@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
-from typing import TypeVar
+from contextlib import aclosing
 
 from protos import beamline_pb2 as pb
-from serving.bridge import Decoder, decode_all
+from serving.bridge import ModelEngine, decode_all
 from serving.config import TextLimits
 from serving.engine.request import Result
+from serving.streams import Stream
 from serving.text.inputs import InputReader, PreparedInput
 from serving.text.protocol import ModelCard, Tokenizer
 from serving.text.replies import ReplyBuilder, Wanted
-
-Answer = TypeVar("Answer")
-
-# Bytes of a request that are tokenised in about a millisecond; more would keep the event loop from others.
-_SMALL = 2 * 1024
+from serving.text.scoring import TextScorer
+from serving.text.translation_stream import GrowingTranslation
+from serving.text.workers import run_where_it_fits
 
 
 class Translator:
     def __init__(
         self,
         card: ModelCard,
-        engine: Decoder,
+        engine: ModelEngine,
         source: Tokenizer,
         target: Tokenizer,
         limits: TextLimits,
@@ -35,21 +33,40 @@ class Translator:
         self._engine = engine
         self._reader = InputReader(card, source, target, limits)
         self._replies = ReplyBuilder(target)
-        self._max_in_flight = limits.max_in_flight
+        self._target = target
+        self._scorer = TextScorer(card, engine, source, target, limits)
+        self._limits = limits
         self._workers = workers
 
     async def translate(self, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
         """`deadline` is on `time.monotonic()`."""
-        large = request.ByteSize() > _SMALL
-        prepared = await self._run(large, lambda: self._reader.read(request))
+        prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
         jobs = [job for item in prepared for job in item.jobs]
-        results = await decode_all(self._engine, jobs, deadline, self._max_in_flight)
-        return await self._run(large, lambda: self._response(request, prepared, results))
+        results = await decode_all(self._engine, jobs, deadline, self._limits.max_in_flight)
+        return await run_where_it_fits(self._workers, request, lambda: self._response(request, prepared, results))
 
-    async def _run(self, large: bool, work: Callable[[], Answer]) -> Answer:
-        if large:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-        return work()
+    async def stream(self, request: pb.TranslateRequest, deadline: float | None) -> AsyncGenerator[pb.TranslateReply]:
+        """The pieces of every input's translation, as they come. Leave it through `contextlib.aclosing`."""
+        prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
+        growing = [GrowingTranslation(item, self._target) for item in prepared]
+        places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.jobs))]
+        jobs = [job for item in prepared for job in item.jobs]
+        limits = self._limits
+        stream = Stream(self._engine, jobs, deadline, limits.max_in_flight, limits.max_unread_tokens)
+        async with aclosing(stream.events()) as batches:
+            async for batch in batches:
+                for job, news in batch:
+                    growing[places[job][0]].take(places[job][1], news)
+                for number in sorted({places[job][0] for job, _ in batch}):
+                    reply = pb.TranslateReply(input=number, text=growing[number].news())
+                    if (results := growing[number].results) is not None:
+                        translation = self._replies.translation(prepared[number], results, Wanted.by(request.options))
+                        reply.translation.CopyFrom(translation)
+                    if reply.text or results is not None:
+                        yield reply
+
+    async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
+        return await self._scorer.score(request, deadline)
 
     def _response(
         self, request: pb.TranslateRequest, prepared: list[PreparedInput], results: list[Result]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -17,6 +18,7 @@ from serving.backends.fake import fake_manifest
 from serving.config import ServeConfig, TextLimits
 from serving.engine.plan import Plan
 from serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
+from serving.engine.scoring import ScoringRequest
 from serving.errors import Cancelled, Overloaded, ShuttingDown
 from serving.loading import EngineMakers, Observe
 from serving.manifest import DecodingDefaults, Limits, Manifest
@@ -78,7 +80,7 @@ class EngineDouble:
         self.capacity = capacity
         self._waiting: dict[int, Request] = {}
         self._changed = threading.Condition()
-        self._outgoing: queue.SimpleQueue[tuple[Request, Result | Exception] | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Any, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     # -- the engine's interface ------------------------------------------------------------------------------
@@ -104,6 +106,11 @@ class EngineDouble:
             if request_id in self._waiting:
                 self._outgoing.put((self._waiting.pop(request_id), Cancelled("cancelled")))
             self._changed.notify_all()
+
+    def enough(self, request_id: int, index: int) -> None: ...
+
+    def score(self, request: ScoringRequest) -> None:
+        self._outgoing.put((request, tuple(-0.5 for _ in request.labels)))
 
     # -- for the tests ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,49 @@
+"""A talk as the text that a model was trained on: its chat template, rendered in Jinja's sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from serving.errors import InvalidRequest, ModelError
+
+
+class ChatTemplate:
+    """As transformers renders it: the same settings, functions and names."""
+
+    def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(template)
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template can't be used: {error}") from error
+        self._names = {"bos_token": bos_token, "eos_token": eos_token}
+
+    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._names
+            )
+        except TemplateError as error:  # the template's own complaint among them: roles must alternate, and the like
+            raise InvalidRequest(f"the model's chat template does not take these messages: {error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise InvalidRequest("the model's chat template does not take these messages") from error
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)

@@ -1,0 +1,179 @@
+"""One language model as its callers see it: a prompt in, its continuations out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from protos import beamline_pb2 as pb
+from serving.bridge import Job, ModelEngine
+from serving.config import TextLimits
+from serving.engine.request import Result
+from serving.errors import InvalidRequest
+from serving.streams import Stream
+from serving.text.answers import Answer
+from serving.text.chat import ChatTemplate
+from serving.text.generation_options import GenerationOptions, generation_options
+from serving.text.protocol import ModelCard, Tokenizer
+from serving.text.replies import milliseconds
+from serving.text.scoring import TextScorer
+from serving.text.workers import run_where_it_fits
+
+_MAX_MESSAGES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    prompt: tuple[int, ...]
+    options: GenerationOptions
+
+
+class Generator:
+    def __init__(
+        self,
+        card: ModelCard,
+        engine: ModelEngine,
+        tokenizer: Tokenizer,
+        limits: TextLimits,
+        workers: Executor,
+    ) -> None:
+        self.card = card
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._workers = workers
+        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits)
+        self._chat = (
+            ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
+        )
+
+    async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
+        return await self._scorer.score(request, deadline)
+
+    async def stream(self, request: pb.GenerateRequest, deadline: float | None) -> AsyncGenerator[pb.GenerateReply]:
+        """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
+        prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+        answers = await self._open(request, prepared, deadline)
+        async with aclosing(self._decode(prepared, answers, deadline)) as steps:
+            async for result in steps:
+                news = [reply for answer in answers if (reply := answer.news()) is not None]
+                if result is not None:
+                    last = news[-1] if news else pb.GenerateReply()
+                    last.usage.CopyFrom(self._usage(prepared, answers, result))
+                    news = [*news[:-1], last]
+                for reply in news:
+                    yield reply
+
+    async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
+        prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+        answers = await self._open(request, prepared, deadline)
+        async with aclosing(self._decode(prepared, answers, deadline)) as steps:
+            result = [step async for step in steps][-1]
+        assert result is not None
+        return pb.GenerateResponse(
+            model=self.card.name,
+            version=str(self.card.version),
+            generations=[answer.whole() for answer in answers],
+            usage=self._usage(prepared, answers, result),
+            timings=milliseconds([result.timings]),
+        )
+
+    # -- the way in ------------------------------------------------------------------------------------------------
+
+    def _read(self, request: pb.GenerateRequest) -> _Prepared:
+        prompt = self._prompt(request)
+        limits, size = self.card.limits, self.card.vocabulary.source_size
+        if not prompt and self.card.vocabulary.decoder_start_id is not None:
+            prompt = [self.card.vocabulary.decoder_start_id]
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens, and this model has no token to begin with: give a text")
+        if max(prompt) >= size:
+            raise InvalidRequest(f"token_ids contains {max(prompt)}; this model's vocabulary has ids 0 to {size - 1}")
+        if len(prompt) > limits.max_source_length:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
+            )
+        return _Prepared(tuple(prompt), generation_options(request.options, self.card, len(prompt)))
+
+    def _prompt(self, request: pb.GenerateRequest) -> list[int]:
+        kind = request.WhichOneof("prompt")
+        if kind == "token_ids":
+            return list(request.token_ids.ids)
+        if kind == "chat":
+            return self._tokenizer.encode_prefix(self._checked(self._rendered(request.chat)))
+        if kind == "text":
+            return self._tokenizer.encode(self._checked(request.text))
+        raise InvalidRequest("the prompt is missing: give text, token_ids or chat")
+
+    def _rendered(self, chat: pb.Chat) -> str:
+        if self._chat is None:
+            raise InvalidRequest(f"model {self.card.name} has no chat template: give text or token_ids")
+        if not 1 <= len(chat.messages) <= _MAX_MESSAGES:
+            raise InvalidRequest(f"chat has {len(chat.messages)} messages; give 1 to {_MAX_MESSAGES}")
+        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
+        begin = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+        return self._chat.render(messages, begin)
+
+    def _checked(self, text: str) -> str:
+        limit = self._limits.max_text_bytes
+        if len(text.encode("utf-8")) > limit:
+            raise InvalidRequest(f"the prompt is longer than {limit} bytes, the most that one text may have")
+        return text
+
+    # -- the way out -----------------------------------------------------------------------------------------------
+
+    async def _open(self, request: pb.GenerateRequest, prepared: _Prepared, deadline: float | None) -> list[Answer]:
+        options, prompt = prepared.options, prepared.prompt
+        answers = [
+            Answer(index, self._tokenizer, prompt, options.stops, request.options) for index in range(options.answers)
+        ]
+        if request.options.echo:
+            log_probs: Sequence[float | None] = [None] * len(prompt)
+            if request.options.return_log_probs:
+                log_probs = await self._scorer.log_probs(prompt, deadline)
+            tokens = [
+                pb.GeneratedToken(id=token, piece=self._tokenizer.token(token), log_prob=value, from_prompt=True)
+                for token, value in zip(prompt, log_probs, strict=True)
+            ]
+            text = self._tokenizer.decode(prompt)
+            for answer in answers:
+                answer.echo(text, tokens)
+        return answers
+
+    async def _decode(
+        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None
+    ) -> AsyncGenerator[Result | None]:
+        """Fills the answers; yields when there is something new in them, at last with the result."""
+        options = prepared.options.decoding
+        stream = Stream(
+            self._engine,
+            [Job(prepared.prompt, options)],
+            deadline,
+            max_in_flight=1,
+            max_unread=self._limits.max_unread_tokens,
+        )
+        async with aclosing(stream.events()) as batches:
+            async for batch in batches:
+                result = None
+                for _, news in batch:
+                    if isinstance(news, Result):
+                        result = news
+                        for answer, hypothesis in zip(answers, news.hypotheses, strict=False):
+                            answer.complete(hypothesis)
+                    elif news.index < len(answers):
+                        answer = answers[news.index]
+                        answer.take(news)
+                        if answer.stopped:
+                            stream.enough(0, news.index)
+                yield result
+
+    def _usage(self, prepared: _Prepared, answers: Sequence[Answer], result: Result) -> pb.Usage:
+        return pb.Usage(
+            prompt_tokens=len(prepared.prompt),
+            cached_tokens=result.cached_tokens,
+            generated_tokens=sum(answer.tokens for answer in answers),
+            model=self.card.name,
+            version=str(self.card.version),
+        )

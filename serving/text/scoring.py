@@ -1,0 +1,108 @@
+"""Score calls: texts in, what the model thinks of each of their tokens out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from protos import beamline_pb2 as pb
+from serving.bridge import Pair, Scorer, score_all
+from serving.config import TextLimits
+from serving.errors import InvalidRequest
+from serving.text.protocol import ModelCard, Tokenizer
+
+_MAX_TEXTS = 256
+_MAX_TOKENS = 16384  # of one call
+
+
+class TextScorer:
+    def __init__(
+        self, card: ModelCard, engine: Scorer, source: Tokenizer, target: Tokenizer, limits: TextLimits
+    ) -> None:
+        self._card = card
+        self._engine = engine
+        self._source = source
+        self._target = target
+        self._limits = limits
+
+    async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
+        if not 1 <= len(request.texts) <= _MAX_TEXTS:
+            raise InvalidRequest(f"the call has {len(request.texts)} texts; give 1 to {_MAX_TEXTS}")
+        translates = self._card.translates
+        sources = self._sources(request)
+        targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
+        if sum(map(len, targets)) > _MAX_TOKENS:
+            raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
+        pairs = [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
+        found = await score_all(self._engine, sources if translates else None, pairs, deadline)
+        return pb.ScoreResponse(
+            model=self._card.name,
+            version=str(self._card.version),
+            scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
+        )
+
+    def pair(self, ids: Sequence[int], where: str) -> Pair:
+        """What the model reads, and what should follow. Where nothing stands before the first token, it can't be
+        scored."""
+        start = self._card.vocabulary.decoder_start_id
+        if start is not None and (self._card.translates or len(ids) == 1):
+            return (start, *ids[:-1]), tuple(ids)
+        if len(ids) < 2:
+            raise InvalidRequest(f"{where} has one token, and nothing stands before it: give at least two")
+        return tuple(ids[:-1]), tuple(ids[1:])
+
+    async def log_probs(self, ids: Sequence[int], deadline: float | None) -> list[float | None]:
+        """Of a prompt, one for each token; the first may have none."""
+        try:
+            pair = self.pair(ids, "the prompt")
+        except InvalidRequest:
+            return [None] * len(ids)
+        values = (await score_all(self._engine, None, [pair], deadline))[0]
+        return [*[None] * (len(ids) - len(values)), *values]
+
+    def _sources(self, request: pb.ScoreRequest) -> list[tuple[int, ...]]:
+        given = list(request.sources)
+        if not self._card.translates:
+            if given:
+                raise InvalidRequest(f"model {self._card.name} has no source: leave sources empty")
+            return []
+        if len(given) not in (1, len(request.texts)):
+            raise InvalidRequest(
+                f"there are {len(given)} sources for {len(request.texts)} texts; give one for all, or one for each"
+            )
+        ids = [self._ids(f"sources[{i}]", each, self._source, "source") for i, each in enumerate(given)]
+        return ids if len(ids) == len(request.texts) else ids * len(request.texts)
+
+    def _ids(self, where: str, item: pb.Input, tokenizer: Tokenizer, side: str) -> tuple[int, ...]:
+        kind = item.WhichOneof("kind")
+        if kind == "text":
+            if len(item.text.encode()) > self._limits.max_text_bytes:
+                raise InvalidRequest(f"{where} is longer than {self._limits.max_text_bytes} bytes")
+            ids = tokenizer.encode(item.text)
+        elif kind == "token_ids":
+            ids = list(item.token_ids.ids)
+        else:
+            raise InvalidRequest(f"{where} is empty: give text or token_ids")
+        limits, vocabulary = self._card.limits, self._card.vocabulary
+        size = vocabulary.source_size if side == "source" else vocabulary.target_size
+        longest = limits.max_source_length if side == "source" else limits.max_target_length - 1
+        if not ids:
+            raise InvalidRequest(f"{where} has no tokens; there is nothing to score")
+        if max(ids) >= size:
+            raise InvalidRequest(f"{where} contains {max(ids)}; this model's {side} vocabulary has ids 0 to {size - 1}")
+        if len(ids) > longest:
+            raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {longest}")
+        return tuple(ids)
+
+    def _scored(self, ids: Sequence[int], log_probs: Sequence[float]) -> pb.ScoredText:
+        unscored = len(ids) - len(log_probs)
+        tokens = [pb.GeneratedToken(id=token, piece=self._target.token(token)) for token in ids]
+        for message, value in zip(tokens[unscored:], log_probs, strict=True):
+            message.log_prob = value
+        total = math.fsum(log_probs)
+        return pb.ScoredText(
+            tokens=tokens,
+            log_prob=total,
+            perplexity=math.exp(min(700.0, -total / len(log_probs))),
+            scored_tokens=len(log_probs),
+        )

@@ -1,0 +1,71 @@
+"""A translation as it comes: the parts of a text in its order, each with the words that are certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from serving.bridge import Job
+from serving.engine.request import Piece, Result
+from serving.text.inputs import PreparedInput
+from serving.text.pieces import Detokenizer
+from serving.text.protocol import Tokenizer
+
+
+class _Part:
+    """The text of one part, so far."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._prefix = job.options.prefix
+        self._detokenizer = Detokenizer(tokenizer)
+        self.text = "".join(self._detokenizer.push(token) for token in self._prefix)
+        self.result: Result | None = None
+
+    def take(self, piece: Piece) -> None:
+        self.text += "".join(self._detokenizer.push(token) for token in piece.tokens)
+
+    def complete(self, result: Result) -> None:
+        self.result = result
+        whole = self._tokenizer.decode([*self._prefix, *result.hypotheses[0].tokens])
+        self.text = whole if whole.startswith(self.text) else self.text + self._detokenizer.flush()
+
+
+class GrowingTranslation:
+    """One input's best translation. Parts are decoded side by side; of those behind the first unfinished one nothing is
+    shown yet."""
+
+    def __init__(self, prepared: PreparedInput, tokenizer: Tokenizer) -> None:
+        self.prepared = prepared
+        self._layout = prepared.layout
+        self._parts = [_Part(job, tokenizer) for job in prepared.jobs]
+        self._shown = 0  # characters
+
+    def take(self, part: int, news: Piece | Result) -> None:
+        if isinstance(news, Result):
+            self._parts[part].complete(news)
+        elif news.index == 0:
+            self._parts[part].take(news)
+
+    @property
+    def results(self) -> Sequence[Result] | None:
+        """All of them, or none."""
+        results = [part.result for part in self._parts if part.result is not None]
+        return results if len(results) == len(self._parts) else None
+
+    def news(self) -> str:
+        """What can be appended to what was shown."""
+        text = self._certain()
+        new, self._shown = text[self._shown :], max(self._shown, len(text))
+        return new
+
+    def _certain(self) -> str:
+        finished = 0
+        while finished < len(self._parts) and self._parts[finished].result is not None:
+            finished += 1
+        known = [part.text for part in self._parts[: finished + 1]]
+        if self._layout is None:
+            return known[0]
+        if finished < len(self._parts) and not known[-1]:
+            known.pop()  # what stands between two parts depends on how the second begins
+            return self._layout.join(known, complete=False)
+        return self._layout.join(known, complete=finished == len(self._parts))
