@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,7 +136,7 @@ class ModelLoader:
         self._add(loaded, engine, source, target)
 
     def _add(self, loaded: LoadedModels, engine: ServedEngine, source: Tokenizer, target: Tokenizer) -> None:
-        card = card_of(engine.manifest)
+        card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
         title = f"{card.name} version {card.version} ({engine.manifest.family})"
         log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
         loaded.engines.append(engine)

@@ -37,7 +37,7 @@ class ChatTemplate:
             )
         except TemplateError as error:  # the template's own complaint among them: roles must alternate, and the like
             raise InvalidRequest(f"the model's chat template does not take these messages: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise InvalidRequest("the model's chat template does not take these messages") from error
 
 

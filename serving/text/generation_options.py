@@ -44,10 +44,13 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
             f"the prompt has {prompt_length} tokens, and this model's context is {limits.max_target_length}: "
             "there is no room for an answer"
         )
-    max_tokens = whole(asked, "max_tokens", min(defaults.max_new_tokens or room, room), 1, room)
-    min_tokens = whole(asked, "min_tokens", 0, 0, max_tokens)
     temperature = _temperature(asked, defaults.temperature)
     beam_size, answers = _width(asked, card, temperature)
+    default = min(defaults.max_new_tokens or room, room)
+    if card.most_entries is not None:  # a default gives way; a length that was asked for is refused by the engine
+        default = max(1, min(default, (card.most_entries - prompt_length) // beam_size))
+    max_tokens = whole(asked, "max_tokens", default, 1, room)
+    min_tokens = whole(asked, "min_tokens", 0, 0, max_tokens)
     decoding = DecodingOptions(
         beam_size=beam_size,
         num_hypotheses=answers,

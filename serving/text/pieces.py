@@ -34,7 +34,9 @@ class Detokenizer:
     def _difference(self, final: bool) -> str:
         known = self._tokenizer.decode(self._ids[self._from : self._told])
         text = self._tokenizer.decode(self._ids[self._from :])
-        if len(text) <= len(known) or (text.endswith(_INCOMPLETE) and not final):
+        if final:  # what is half a character now stays one
+            return text[len(known) :].rstrip(_INCOMPLETE)
+        if len(text) <= len(known) or text.endswith(_INCOMPLETE):
             return ""
         self._from, self._told = self._told, len(self._ids)
         return text[len(known) :]

@@ -40,6 +40,7 @@ class ModelCard:
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
     translates: bool = True  # it has a source; else it continues a prompt
+    most_entries: int | None = None  # of the cache, for one request; None: as many as its limits can need
     chat_template: str | None = None
     bos_token: str = ""
     eos_token: str = ""

@@ -186,9 +186,11 @@ async def started(server: Server) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[beamline_pb2_grpc.InferenceStub]:
+async def connected(
+    server: Server, options: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[beamline_pb2_grpc.InferenceStub]:
     async with grpc.aio.insecure_channel(
-        server.grpc_address, options=[("grpc.max_receive_message_length", -1)]
+        server.grpc_address, options=[("grpc.max_receive_message_length", -1), *options]
     ) as channel:
         yield beamline_pb2_grpc.InferenceStub(channel)
 

@@ -1,0 +1,74 @@
+"""Text as it comes: the pieces are the whole, whole characters only, and nothing from a stop string on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from serving.text.pieces import Detokenizer, StopStrings
+from serving.tokenizer_bytes import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+@given(st.text(), st.text(max_size=5))
+def test_pieces_are_the_whole_text_and_never_half_a_character(text: str, before: str) -> None:
+    text = text.replace("\ufffd", "")  # what half a character looks like
+    detokenizer = Detokenizer(BYTES, BYTES.encode_prefix(before.replace("\ufffd", "")))
+    pieces = [detokenizer.push(token) for token in BYTES.encode_prefix(text)]
+    assert "".join(pieces) + detokenizer.flush() == text
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_character_that_is_never_finished_is_not_shown() -> None:
+    detokenizer = Detokenizer(BYTES)
+    tokens = BYTES.encode_prefix("ok 世")[:-1]
+    assert "".join(detokenizer.push(token) for token in tokens) == "ok "
+    assert detokenizer.flush() == ""
+
+
+def test_broken_bytes_are_shown_as_such_once_something_follows() -> None:
+    detokenizer = Detokenizer(BYTES)
+    tokens = [3 + 0xE4, *BYTES.encode_prefix("x")]
+    assert [detokenizer.push(token) for token in tokens] == ["", "\ufffdx"]
+
+
+def test_spaces_between_words_depend_on_what_was_before() -> None:
+    """A tokenizer of the sentencepiece kind strips the space of a first word only."""
+    library = Tokenizer(models.WordLevel({"▁Hello": 0, "▁world": 1, "!": 2}, unk_token="!"))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+
+    class Words(ByteTokenizer):
+        def decode(self, ids):
+            return library.decode(list(ids))
+
+    first = Detokenizer(Words())
+    assert [first.push(token) for token in (0, 1, 2)] == ["Hello", " world", "!"]
+    later = Detokenizer(Words(), [0])
+    assert [later.push(token) for token in (1, 2)] == [" world", "!"]
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_strings_are_found_wherever_the_pieces_end(text: str, stops: list[str], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    watch = StopStrings(stops)
+    shown = "".join(watch.push(piece) for piece in pieces) + watch.flush()
+    # The first place at which one of them is complete decides; of those, the longest one begins first.
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    assert watch.found == bool(ends)
+    if not ends:
+        assert shown == text
+    else:
+        assert text.startswith(shown)
+        assert not any(stop in shown for stop in stops)
+        assert any(text.startswith(stop, len(shown)) for stop in stops)
+
+
+def test_what_may_become_a_stop_string_is_held_back_and_let_go() -> None:
+    watch = StopStrings(["</end>"])
+    assert [watch.push(piece) for piece in ("a <", "/e", "nds <", "/end", "> b")] == ["a ", "", "</ends ", "", ""]
+    assert watch.found
+    assert watch.flush() == ""
