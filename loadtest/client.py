@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -14,13 +13,11 @@ import grpc
 import grpc.aio
 
 from loadtest.errors import LoadTestError
-from loadtest.record import OK
+from loadtest.methods import METHODS
+from loadtest.reply import Reply
 from loadtest.workload import Item, Options
-from protos import beamline_pb2 as pb
 
-_TRANSLATE = "/beamline.v1.Inference/Translate"
 _HEALTH = "/grpc.health.v1.Health/Check"  # every gRPC server says something to it, if only UNIMPLEMENTED
-_BOOLEANS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +38,7 @@ class Connection:
     connect_timeout: float = 10.0
     tls: Tls | None = None
     token_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer of any kind. `token_times`: when each token arrived, by `time.monotonic`; empty for an answer in one
-    piece."""
-
-    status: int
-    detail: str = ""
-    source_tokens: int = 0
-    target_tokens: int = 0
-    server_queue: float = float("nan")
-    token_times: Sequence[float] = ()
+    method: str = "translate"  # one of METHODS
 
 
 class Target(Protocol):
@@ -72,23 +57,15 @@ class Target(Protocol):
 
 
 class BeamlineTarget:
-    """`beamline.v1`, unary."""
+    """`beamline.v1`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._metadata = _metadata(connection)
         self._channels = [_channel(connection) for _ in range(connection.channels)]
-        self._calls = cycle(
-            [
-                channel.unary_unary(
-                    _TRANSLATE,
-                    request_serializer=pb.TranslateRequest.SerializeToString,
-                    response_deserializer=pb.TranslateResponse.FromString,
-                )
-                for channel in self._channels
-            ]
-        )
-        self._options: dict[Options, pb.DecodingOptions] = {}  # parsed once, not for every request
+        self._method = METHODS[connection.method]
+        self._calls = cycle([self._method.open(channel) for channel in self._channels])
+        self._options: dict[Options, Any] = {}  # parsed once, not for every request
 
     async def connect(self) -> None:
         ends = time.monotonic() + self._connection.connect_timeout
@@ -100,30 +77,20 @@ class BeamlineTarget:
 
     async def send(self, item: Item) -> Reply:
         try:
-            response = await next(self._calls)(
-                self._request(item), timeout=self._connection.deadline, metadata=self._metadata
-            )
+            call = next(self._calls)(self._request(item), timeout=self._connection.deadline, metadata=self._metadata)
+            return await self._method.send(call)
         except grpc.aio.AioRpcError as error:
             return Reply(error.code().value[0], error.details() or "")
-        translation = response.translations[0] if response.translations else pb.Translation()
-        timings = translation.timings if translation.HasField("timings") else None
-        return Reply(
-            OK,
-            source_tokens=translation.source_tokens,
-            target_tokens=translation.target_tokens,
-            server_queue=timings.queue_ms / 1000 if timings is not None else float("nan"),
-        )
 
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
 
-    def _request(self, item: Item) -> pb.TranslateRequest:
+    def _request(self, item: Item) -> Any:
         options = self._options.get(item.options)
         if options is None:
-            options = self._options[item.options] = decoding_options(item.options)
-        name, version = model_and_version(item.model)
-        return pb.TranslateRequest(model=name, version=version, inputs=[pb.Input(text=item.text)], options=options)
+            options = self._options[item.options] = self._method.options(item.options)
+        return self._method.request(item, options)
 
     async def _why_not(self, channel: Any) -> str:
         """A call says why there is no connection; waiting for one does not."""
@@ -138,36 +105,6 @@ class BeamlineTarget:
             f"the server at {target} accepts connections but did not answer for {patience:g} s: "
             f"it hangs, or does not speak gRPC{'' if self._connection.tls else ' without TLS'}"
         )
-
-
-def model_and_version(model: str) -> tuple[str, str]:
-    """`en-de/2` is version 2 of `en-de`."""
-    name, slash, version = model.rpartition("/")
-    return (name, version) if slash and version.isdigit() else (model, "")
-
-
-def decoding_options(options: Options) -> pb.DecodingOptions:
-    parsed = pb.DecodingOptions()
-    for name, value in options:
-        field = pb.DecodingOptions.DESCRIPTOR.fields_by_name.get(name)
-        if field is None:
-            known = ", ".join(pb.DecodingOptions.DESCRIPTOR.fields_by_name)
-            raise LoadTestError(f"there is no option {name!r}; there is {known}")
-        try:
-            setattr(parsed, name, _option_value(field, value))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise LoadTestError(f"option {name} can't be {value!r}") from None
-    return parsed
-
-
-def _option_value(field: Any, value: str) -> Any:
-    if field.enum_type is not None:
-        return field.enum_type.values_by_name[value].number
-    if field.cpp_type == field.CPPTYPE_BOOL:
-        return _BOOLEANS[value]
-    if field.cpp_type == field.CPPTYPE_STRING:
-        return value
-    return float(value) if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE) else int(value)
 
 
 def _channel(connection: Connection) -> grpc.aio.Channel:

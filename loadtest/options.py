@@ -6,13 +6,15 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from loadtest import units
 from loadtest.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
-from loadtest.client import Connection, Tls, decoding_options
+from loadtest.client import Connection, Tls
 from loadtest.errors import LoadTestError
+from loadtest.methods import METHODS, Method
 from loadtest.trace import read_lines, read_trace
 from loadtest.workload import (
     LONGEST,
@@ -71,6 +73,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--max-rate", type=_rate, default=100_000.0, metavar="R", help="of the search (100000)")
 
     what = parser.add_argument_group("what is sent")
+    what.add_argument(
+        "--method",
+        choices=tuple(METHODS),
+        default="translate",
+        help="the last two answer in pieces: time to the first one, and gaps between them (%(default)s)",
+    )
     what.add_argument("--texts", type=Path, metavar="F", help="one per line, in random order")
     what.add_argument(
         "--lengths",
@@ -118,6 +126,7 @@ def connection_of(args: argparse.Namespace) -> Connection:
         connect_timeout=args.connect_timeout,
         tls=tls,
         token_file=args.token_file,
+        method=args.method,
     )
 
 
@@ -133,9 +142,9 @@ def load_of(args: argparse.Namespace) -> tuple[Arrivals, Workload, tuple[str, ..
             )
         replay, workload = read_trace(args.trace, models.choices[0], args.speed)
         for item in workload.kinds():
-            decoding_options(item.options)
+            METHODS[args.method].options(item.options)
         return replay, workload, tuple(sorted({item.model for item in workload.items}))
-    options = _mix(args.options or [""], _decoding)
+    options = _mix(args.options or [""], partial(_decoding, METHODS[args.method]))
     return _arrivals(args), MixedWorkload(_texts(args), models, options, args.seed), models.choices
 
 
@@ -186,10 +195,10 @@ def _mix(texts: Sequence[str], parse: Callable[[str], T]) -> Mix[T]:
     return Mix(tuple(choices), tuple(weights))
 
 
-def _decoding(text: str) -> Options:
+def _decoding(method: Method, text: str) -> Options:
     pairs = [part.partition("=") for part in text.split(",") if part]
     options = tuple((name.strip(), value.strip()) for name, _, value in pairs)
-    decoding_options(options)  # a wrong one is told at once
+    method.options(options)  # a wrong one is told at once
     return options
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 
 from loadtest import histogram
-from loadtest.client import BeamlineTarget, Connection, Reply, Target
+from loadtest.client import BeamlineTarget, Connection, Target
 from loadtest.clock import LoopLag, precise_loop
 from loadtest.errors import LoadTestError
 from loadtest.messages import (
@@ -31,6 +31,7 @@ from loadtest.messages import (
     WorkerSetup,
 )
 from loadtest.record import CANCELLED, DEADLINE_EXCEEDED, OK, STATUS_NAMES, Recorder
+from loadtest.reply import Reply
 from loadtest.workload import Item
 
 _PROGRESS_SECONDS = 0.25

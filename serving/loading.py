@@ -27,7 +27,8 @@ from serving.tokenizer_bytes import ByteTokenizer
 
 log = logging.getLogger(__name__)
 
-FAKE_NAME = "fake"
+FAKE_NAME = "fake"  # what an empty name means where nothing else is served
+FAKE_LM_NAME = "fake-lm"
 
 Observe = Callable[[StepStats], None]
 
@@ -55,6 +56,7 @@ class EngineMakers:
     load: Callable[[Path, Manifest, Observe], ServedEngine]
     fake: Callable[[Observe], ServedEngine]
     thread: Callable[[Sequence[Any]], Driver]
+    fake_lm: Callable[[Observe], ServedEngine] | None = None
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
@@ -69,6 +71,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
     return EngineMakers(
         load=lambda folder, manifest, observe: load_engine(folder, manifest, settings, observe),
         fake=lambda observe: fake_engine(fake, observe),
+        fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         thread=EngineThread,
     )
 
@@ -98,6 +101,9 @@ class ModelLoader:
     def _add_fake(self, loaded: LoadedModels) -> None:
         engine = self._makers.fake(self._metrics.observer(FAKE_NAME, FAKE_NAME, "1"))
         self._add(loaded, engine, ByteTokenizer(), ByteTokenizer())
+        if self._makers.fake_lm is not None:
+            language_model = self._makers.fake_lm(self._metrics.observer(FAKE_LM_NAME, FAKE_LM_NAME, "1"))
+            self._add(loaded, language_model, ByteTokenizer(), ByteTokenizer())
 
     def _add_repository(self, loaded: LoadedModels, root: Path) -> None:
         repository = scan(root)

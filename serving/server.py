@@ -73,7 +73,8 @@ class Server:
         makers = self._makers or real_makers(config)
         loader = ModelLoader(config, makers, self.metrics, self._workers)
         loaded = await asyncio.to_thread(loader.load)
-        models = Models(loaded.models, config.default_model)
+        only_fakes = config.fake and config.repository is None
+        models = Models(loaded.models, config.default_model or (loaded.models[0].card.name if only_fakes else None))
         models.called = self.metrics.triton.call
         self._driver = makers.thread(loaded.engines)
         self._driver.start()

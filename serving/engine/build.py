@@ -54,8 +54,8 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
     return engine
 
 
-def fake_engine(settings: FakeSettings, observe: Observe) -> Engine:
-    manifest = fake_manifest()
+def fake_engine(settings: FakeSettings, observe: Observe, language_model: bool = False) -> Engine:
+    manifest = fake_manifest("fake-lm", "generate") if language_model else fake_manifest()
     backend = FakeBackend(manifest, settings.step_seconds)
     return Engine(
         manifest,

@@ -296,3 +296,29 @@ def test_overload_is_counted_by_status(tmp_path: Path) -> None:
     assert counts["OK"].count > 0
     assert counts["RESOURCE_EXHAUSTED"].count == stage.failed
     assert "the queue of fake is full" in counts["RESOURCE_EXHAUSTED"].detail
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "option"),
+    [("translate-stream", "fake", "beam_size=2"), ("generate", "fake-lm", "temperature=0.5")],
+)
+def test_streams_have_a_first_token_and_gaps(
+    server: ServerProcess, tmp_path: Path, method: str, model: str, option: str
+) -> None:
+    """A step takes a millisecond, and the echo of eight letters comes in as many pieces."""
+    load = ("--method", method, "--model", model, "--options", option, "--fail-if", "first_token_p50>1h")
+    found = loadtest("--target", server.grpc, "--out", str(tmp_path), *SHORT, *load)
+    assert (found.returncode, found.stderr) == (0, "")
+    stage = read(tmp_path).stages[0]
+    assert stage.first_token is not None
+    assert stage.token_gap is not None
+    assert stage.first_token.count == stage.ok > 20
+    assert stage.token_gap.count > 0
+    assert latency_of(stage).mean > stage.first_token.mean > 0
+    assert "token gap" in found.stdout
+
+
+def test_an_option_of_another_method_is_told_at_once() -> None:
+    found = loadtest("--method", "generate", "--options", "num_hypotheses=2")
+    assert found.returncode == 2
+    assert "there is no option 'num_hypotheses'" in found.stderr

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.arrivals import Replay
-from loadtest.client import decoding_options, model_and_version
 from loadtest.errors import LoadTestError
+from loadtest.methods import decoding_options, model_and_version
 from loadtest.trace import read_lines, read_trace
 from loadtest.workload import FileTexts, Fixed, Lognormal, Mix, MixedWorkload, SyntheticTexts, Uniform, only
 
