@@ -41,6 +41,9 @@ class CallFailed(BeamlineError):
     """A call that got no answer; the text is for people."""
 
 
+_OWN_FAULT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE)  # the next line may well be answered
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a server may want to see. Nothing set: no encryption, no token."""
@@ -97,9 +100,9 @@ class Client:
     ) -> None:
         self._channel.close()  # what is still in flight is cancelled
 
-    def translate(self, lines: Iterable[str], question: Question) -> Iterator[pb.Translation | None]:
-        """One answer per line, in order; None for a blank line, which is not sent. `question` makes the
-        request for a line's text."""
+    def translate(self, lines: Iterable[str], question: Question) -> Iterator[pb.Translation | CallFailed | None]:
+        """One answer per line, in order; None for a blank line, which is not sent, and the refusal where a line itself
+        is at fault. Any other failure is raised. `question` makes the request for a line's text."""
         pending: deque[Any] = deque()
         for line in lines:
             pending.append(self._ask(question(line)) if line.strip() else None)
@@ -125,17 +128,20 @@ class Client:
             raise CallFailed(self._sentence(error)) from error
         return response
 
-    def _answer(self, call: Any) -> pb.Translation | None:
+    def _answer(self, call: Any) -> pb.Translation | CallFailed | None:
         if call is None:
             return None
         try:
             response: pb.TranslateResponse = call.result()
         except grpc.RpcError as error:
-            raise CallFailed(self._sentence(error)) from error
+            failure = CallFailed(self._sentence(error))
+            if error.code() in _OWN_FAULT:
+                return failure
+            raise failure from error
         return response.translations[0]
 
     def _sentence(self, error: Any) -> str:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"the server at {self._target} is not available: {details}"
-        return f"{details} ({code.name})"
+        return f"{str(details).replace('inputs[0]', 'the text')} ({code.name})"

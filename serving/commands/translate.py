@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from protos import beamline_pb2 as pb
-from serving.client import Client
+from serving.client import CallFailed, Client
 from serving.commands.connection import add_connection, credentials_of
 from serving.errors import BeamlineError
 
@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise BeamlineError(f"--{name} is {value}; it must be at least 1")
+    if args.beam is not None and args.nbest is not None and args.nbest > args.beam:
+        raise BeamlineError(f"--nbest is {args.nbest}; a beam of {args.beam} gives at most {args.beam}")
     with ExitStack() as stack:
         lines = _lines(args, stack)
         # Who types wants each answer before the next question.
@@ -45,10 +47,16 @@ def run(args: argparse.Namespace) -> int:
         client = stack.enter_context(Client(args.target, 1 if typing else 32, credentials_of(args)))
         answers = client.translate(lines, lambda line: question(args, line))
         quiet = not args.progress and (bool(args.text) or typing or not sys.stderr.isatty())
-        for answer in tqdm(answers, unit=" lines", disable=quiet, file=sys.stderr):
+        refused = 0
+        for number, answer in enumerate(tqdm(answers, unit=" lines", disable=quiet, file=sys.stderr), 1):
+            if isinstance(answer, CallFailed):
+                if args.text:
+                    raise answer
+                refused += 1
+                tqdm.write(f"line {number}: {answer}", file=sys.stderr)
             for output in shown(answer, args.scores):
                 print(output, flush=typing)
-    return 0
+    return 1 if refused else 0
 
 
 def _lines(args: argparse.Namespace, stack: ExitStack) -> Iterable[str]:
@@ -81,8 +89,9 @@ def question(args: argparse.Namespace, line: str) -> pb.TranslateRequest:
     return pb.TranslateRequest(model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options)
 
 
-def shown(answer: pb.Translation | None, scores: bool) -> list[str]:
-    if answer is None:
+def shown(answer: pb.Translation | CallFailed | None, scores: bool) -> list[str]:
+    """What is printed for a line; an empty one where there is no answer, so that lines stay beside each other."""
+    if answer is None or isinstance(answer, CallFailed):
         return [""]
     return [
         f"{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text for hypothesis in answer.hypotheses

@@ -108,7 +108,7 @@ async def test_a_full_queue_is_tried_again() -> None:
 
         with Client(address) as client:
             answers = client.translate(["a"], ask)
-            return [answer.hypotheses[0].text for answer in answers if answer is not None]
+            return [answer.hypotheses[0].text for answer in answers if isinstance(answer, pb.Translation)]
 
     async with running(engine) as server:
         task = asyncio.create_task(asyncio.to_thread(translated, server.grpc_address))
@@ -142,3 +142,12 @@ def test_the_client_sends_no_more_than_its_window() -> None:
         answers = list(client.translate((str(number) for number in range(20)), lambda line: pb.TranslateRequest()))
     assert len(answers) == 20
     assert Stub.most == 4
+
+
+async def test_a_line_that_is_refused_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text(f"eins\n{'x' * 1000}\ndrei\n", encoding="utf-8")
+    assert await ask(EngineDouble(), "--file", str(tmp_path / "in"), "--no-split") == 1
+    out, err = capsys.readouterr()
+    assert out == "eins\n\ndrei\n"
+    assert err.startswith("line 2: ")
+    assert "inputs[0]" not in err
