@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from converters.checkpoint import reasons_of
 from converters.export import ExportedFiles, export_graphs
+from converters.modules.causal_graphs import LanguageModel
 from converters.modules.graphs import EncoderDecoder, SearchConstants
 from converters.precision import Precision, to_int8
 from converters.verify import Certificate, Tolerance, verify
@@ -42,13 +44,13 @@ from serving.manifest import (
 from serving.tokenizer import TextTokenizer
 
 PARITY_FILE = "parity.json"
+# A language model has no encoder, but may have a graph that takes in prompts: "export prefill".
 STEPS = ("load", "check", "export encoder", "export step", "export score", "verify", "save")
 _STAGING = ".staging-"
 _VERSION = re.compile(r"[1-9][0-9]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NO_FILE = File(file="", sha256="")
-_NO_FILES = ExportedFiles(Graphs(encoder=_NO_FILE, step=_NO_FILE, score=_NO_FILE), Weights(file="", sha256="", bytes=0))
-_RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "sentencepiece")
+_RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "gguf", "sentencepiece")
 
 
 class TextSide(ABC):
@@ -67,11 +69,23 @@ class TextSide(ABC):
 
 
 @dataclass(frozen=True)
+class Chat:
+    """How a conversation becomes a prompt, where a model was trained for that."""
+
+    template: str | None
+    bos_token: str
+    eos_token: str
+
+
+NO_CHAT = Chat(None, "", "")
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A checkpoint, ready for export, beside its original."""
 
-    model: EncoderDecoder
-    original: Callable[[Tensor, Tensor, Tensor], Tensor]  # source, source_mask, target -> logits, in plain PyTorch
+    model: EncoderDecoder | LanguageModel
+    original: Callable[..., Tensor]  # source, source_mask, target, or only the last -> logits, in plain PyTorch
     source_text: TextSide
     target_text: TextSide  # the same object where source and target share a vocabulary
     vocabulary: Vocabulary
@@ -81,6 +95,11 @@ class Loaded:
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
     description: str = ""
+    chat: Chat = NO_CHAT
+
+    @property
+    def task(self) -> Literal["translate", "generate"]:
+        return "translate" if isinstance(self.model, EncoderDecoder) else "generate"
 
     @property
     def forbidden(self) -> tuple[int, ...]:
@@ -125,7 +144,7 @@ class Converter(ABC):
             loaded.model.eval()
         with _staging(repository / name, version) as folder:
             tokenizers = _save_tokenizers(loaded, folder)
-            self._manifest(name, version, loaded, _NO_FILES, tokenizers)  # better refused now than after the export
+            self._manifest(name, version, loaded, _no_files(loaded), tokenizers)  # refused now, not after the export
             files = export_graphs(loaded.model, search_constants(loaded), folder, advance)
             manifest = self._manifest(name, version, loaded, files, tokenizers)
             advance("verify")
@@ -155,6 +174,7 @@ class Converter(ABC):
         return Manifest(
             name=name,
             version=version,
+            task=loaded.task,
             family=self.family,
             graphs=files.graphs,
             weights=files.weights,
@@ -166,9 +186,17 @@ class Converter(ABC):
             forbidden_in_graph=loaded.forbidden,
             source_languages=loaded.source_languages,
             target_languages=loaded.target_languages,
+            chat_template=loaded.chat.template,
+            bos_token=loaded.chat.bos_token,
+            eos_token=loaded.chat.eos_token,
             description=loaded.description,
             created_with=_versions(),
         )
+
+
+def _no_files(loaded: Loaded) -> ExportedFiles:
+    encoder = _NO_FILE if loaded.task == "translate" else None
+    return ExportedFiles(Graphs(encoder=encoder, step=_NO_FILE, score=_NO_FILE), Weights(file="", sha256="", bytes=0))
 
 
 def _save_tokenizers(loaded: Loaded, folder: Path) -> Tokenizers:

@@ -13,7 +13,9 @@ HELP = "convert a PyTorch checkpoint into a model repository"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder with the checkpoint, or file.py:build")
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="folder with the checkpoint, a GGUF file, or file.py:build"
+    )
     parser.add_argument("--name", required=True, help="the model's name in the repository")
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
     parser.add_argument("--version", type=int, help="version number (default: the next one)")
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=not visible, leave=False) as bar:
 
         def advance(step: str) -> None:
-            bar.update(STEPS.index(step) - bar.n)
+            bar.update(step != STEPS[0])
             bar.set_description(step)
             if not visible:  # a log shows that something happens, too
                 print(f"{step} ...", file=sys.stderr, flush=True)

@@ -18,6 +18,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from converters.modules.causal_graphs import (
+    PREFILL_INPUTS,
+    LanguageModel,
+    PrefillGraph,
+    PromptReader,
+    TextScoreGraph,
+)
 from converters.modules.graphs import (
     STEP_INPUTS,
     STEP_OUTPUTS,
@@ -31,10 +38,9 @@ from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
 from serving.manifest import File, Graphs, StateKind, StateTensor, Weights
 
 OPSET = 24
-GRAPH_FILES = {"encoder": "encoder.onnx", "step": "step.onnx", "score": "score.onnx"}
 
 # Sizes of the example tensors that tracing sees; all different, so that no two axes are taken for the same.
-EXAMPLE = {"B": 2, "K": 3, "C": 16, "S": 7, "T": 5, "E": 4, "R": 6, "P": 8}
+EXAMPLE = {"B": 2, "K": 3, "C": 16, "S": 7, "T": 5, "E": 4, "R": 6, "P": 8, "Q": 9}
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bool": torch.bool, "int64": torch.int64}
 _STEP_AXES: Mapping[str, tuple[str | int, ...]] = {
     "tokens": ("B", "K"),
@@ -105,9 +111,9 @@ class TracedGraph:
 
 
 def export_graphs(
-    model: EncoderDecoder, constants: SearchConstants, folder: Path, advance: Callable[[str], None]
+    model: EncoderDecoder | LanguageModel, constants: SearchConstants, folder: Path, advance: Callable[[str], None]
 ) -> ExportedFiles:
-    """Writes the three graphs and their weights into `folder`; `advance` is told about each."""
+    """Writes the graphs and their weights into `folder`; `advance` is told about each."""
     graphs: dict[str, File] = {}
     with (folder / WEIGHTS_FILE).open("wb") as file:
         store = WeightStore(file)
@@ -115,7 +121,7 @@ def export_graphs(
             advance(f"export {name}")
             exported = graph.export()
             store.move_out(exported)
-            path = folder / GRAPH_FILES[name]
+            path = folder / f"{name}.onnx"
             ir.save(exported, path)
             graphs[name] = File(file=path.name, sha256=sha256_of(path))
         file.flush()
@@ -126,13 +132,13 @@ def export_graphs(
     )
 
 
-def graphs_of(model: EncoderDecoder, constants: SearchConstants) -> dict[str, TracedGraph]:
+def graphs_of(model: EncoderDecoder | LanguageModel, constants: SearchConstants) -> dict[str, TracedGraph]:
     tensors = model.state_tensors()
-    return {
-        "encoder": _encoder(EncoderGraph(model), tensors),
-        "step": _step(StepGraph(model, constants), tensors),
-        "score": _score(ScoreGraph(model)),
-    }
+    step = _step(StepGraph(model, constants), tensors)
+    if isinstance(model, EncoderDecoder):
+        return {"encoder": _encoder(EncoderGraph(model), tensors), "step": step, "score": _score(ScoreGraph(model))}
+    graphs = {"step": step, "score": _text_score(TextScoreGraph(model))}
+    return {"prefill": _prefill(PrefillGraph(model), tensors), **graphs} if isinstance(model, PromptReader) else graphs
 
 
 def _encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
@@ -140,6 +146,18 @@ def _encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
     outputs += [tensor.name for tensor in tensors if tensor.kind is StateKind.RECURRENT]
     arguments = (_example("int64", ("B", "S")), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
     return TracedGraph(module, arguments, ["source", "source_mask"], outputs, [("B", "S"), ("B", "S")])
+
+
+def _prefill(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
+    axes: list[tuple[str | int, ...]] = [("B", "Q"), ("B",), ("B",), ("B", "Q", "C")]
+    dtypes = ["bool" if name == "visible" else "int64" for name in PREFILL_INPUTS]
+    arguments = (
+        *(_example(dtype, shape) for dtype, shape in zip(dtypes, axes, strict=True)),
+        tuple(_example(tensor.dtype, tensor.shape) for tensor in tensors),
+    )
+    names = [*PREFILL_INPUTS, *(tensor.name for tensor in tensors)]
+    shapes = [*axes, tuple(tensor.shape for tensor in tensors)]
+    return TracedGraph(module, arguments, names, [tensor.output for tensor in tensors], shapes)
 
 
 def _step(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
@@ -162,6 +180,12 @@ def _score(module: nn.Module) -> TracedGraph:
         _example("bool" if name == "source_mask" else "int64", s) for name, s in zip(names, shapes, strict=True)
     )
     return TracedGraph(module, arguments, names, ["token_log_probs", "attention"], shapes)
+
+
+def _text_score(module: nn.Module) -> TracedGraph:
+    shape = ("B", "T")
+    arguments = (_example("int64", shape), _example("int64", shape))
+    return TracedGraph(module, arguments, ["target", "labels"], ["token_log_probs"], [shape, shape])
 
 
 def _memory(tensors: Sequence[StateTensor]) -> list[StateTensor]:

@@ -1,12 +1,13 @@
-"""The three graphs of an encoder-decoder model: what is exported, and its names.
+"""The step graph of every model, and the two others of an encoder-decoder: what is exported, and its names.
 
-A model family gives an `EncoderDecoder`; the graphs around it are the same for all of them.
+A model family gives an `EncoderDecoder`, or a `LanguageModel` (`causal_graphs.py`); the graphs around it are the same
+for all of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +48,10 @@ STEP_OUTPUTS = (
 )
 
 
-class EncoderDecoder(Protocol):
-    """What a family gives. Memory and states are tuples, in the order of `state_tensors`."""
+class Decoder(Protocol):
+    """What every family gives. Memory and states are tuples, in the order of `state_tensors`."""
 
     def state_tensors(self) -> list[StateTensor]: ...
-
-    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has, and
-        behind them what the recurrent states begin with: [B, ...] each, the same for all beams."""
 
     def step(
         self,
@@ -65,6 +62,13 @@ class EncoderDecoder(Protocol):
         states: tuple[Tensor, ...],
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """tokens [B, K], positions [B] -> logits [B, K, V] and the new states (caches appended to)."""
+
+
+@runtime_checkable
+class EncoderDecoder(Decoder, Protocol):
+    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has, and
+        behind them what the recurrent states begin with: [B, ...] each, the same for all beams."""
 
     def score(self, source: Tensor, source_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """target [B, T], with its start token -> logits [B, T, V] and attention [B, T, S]."""
@@ -90,7 +94,7 @@ class EncoderGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    def __init__(self, model: EncoderDecoder, constants: SearchConstants) -> None:
+    def __init__(self, model: Decoder, constants: SearchConstants) -> None:
         super().__init__()
         self.model = model
         self.constants = constants

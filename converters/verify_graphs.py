@@ -1,0 +1,160 @@
+"""Exported graphs, run by ONNX Runtime as a server would: encoder or prompt first, then step after step, each fed with
+what the last one returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from serving.manifest import Manifest, StateKind
+
+PREFILL_CHUNK = 8  # short, so that most prompts need several
+Feeds = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a request brings. An encoder-decoder's prompt is its start token; a language model has no source."""
+
+    source: tuple[int, ...]
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Beams:
+    sequences: list[tuple[int, ...]]  # best first, prompt included
+    scores: NDArray[np.float32]
+
+
+class GraphRunner:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        def session(name: str) -> ort.InferenceSession:
+            options = ort.SessionOptions()
+            options.log_severity_level = 3  # it warns that caches are copied; here they are, and it does not matter
+            return ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
+
+        graphs = manifest.graphs
+        self.manifest = manifest
+        self.encoder = session(graphs.encoder.file) if graphs.encoder else None
+        self.prefill = session(graphs.prefill.file) if graphs.prefill else None
+        self.step = session(graphs.step.file)
+        self.score = session(graphs.score.file)
+
+    def token_log_probs(
+        self, cases: Sequence[Case], targets: NDArray[np.int64], labels: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        feeds: Feeds = {"target": targets, "labels": labels}
+        if self.encoder is not None:
+            feeds["source"], feeds["source_mask"] = self._padded([case.source for case in cases])
+        return _run(self.score, feeds)["token_log_probs"]
+
+    def beams(self, cases: Sequence[Case], width: int, steps: int) -> list[Beams]:
+        """What lives after so many steps from the prompts' ends; the prompts may have different lengths."""
+        feeds = self._start(cases, width, steps)
+        if self.prefill is not None:
+            self._read_prompts(cases, feeds)
+        else:
+            feeds["tokens"][:] = [[case.prompt[0]] for case in cases]
+        carried = ["tokens", "positions", "write_index", "scores", "ancestry"]
+        carried += [tensor.name for tensor in self.manifest.state if tensor.kind is not StateKind.MEMORY]
+        kept = [[case.prompt] * width for case in cases]
+        found: dict[int, Beams] = {}
+        while len(found) < len(cases):
+            # Without a graph for prompts, they are the forced beginning of what is generated.
+            places = feeds["positions"]
+            rest = [case.prompt[place + 1 : place + 2] for case, place in zip(cases, places, strict=True)]
+            feeds["forced"] = np.array([word[0] if word else -1 for word in rest])
+            outputs = _run(self.step, feeds)
+            feeds |= {name: outputs[f"next_{name}"] for name in carried}
+            for row, case in enumerate(cases):
+                if rest[row]:
+                    continue
+                parents, tokens = outputs["parents"][row], outputs["next_tokens"][row]
+                kept[row] = [(*kept[row][parent], int(token)) for parent, token in zip(parents, tokens, strict=True)]
+                if len(kept[row][0]) == len(case.prompt) + steps:
+                    found[row] = Beams(kept[row], feeds["scores"][row].copy())
+        return [found[row] for row in range(len(cases))]
+
+    def _start(self, cases: Sequence[Case], width: int, steps: int) -> Feeds:
+        batch, longest = len(cases), max(len(case.prompt) for case in cases)
+        entries = width * (longest + steps) + PREFILL_CHUNK
+        scores = np.full((batch, width), -1e9, np.float32)
+        scores[:, 0] = 0
+        no_edit = np.zeros((batch, width, 0), np.float32)
+        feeds: Feeds = {
+            "tokens": np.zeros((batch, width), np.int64),
+            "positions": np.zeros(batch, np.int64),
+            "write_index": np.zeros(batch, np.int64),
+            "scores": scores,
+            "ancestry": np.zeros((batch, width, entries), np.bool_),
+            "width": np.full(batch, width),
+            "independent": np.full(batch, width == 1),
+            "edit_index": no_edit.astype(np.int64),
+            "edit_scale": no_edit,
+            "edit_add": no_edit,
+            "sample_rows": np.zeros(0, np.int64),
+            "sampling": np.zeros((0, 5), np.float32),
+            "report_rows": np.zeros(0, np.int64),
+        }
+        axes = {"B": batch, "K": width, "C": entries}
+        encoded: Feeds = {}
+        if self.encoder is not None:
+            ids, mask = self._padded([case.source for case in cases])
+            encoded = _run(self.encoder, {"source": ids, "source_mask": mask})
+            axes["S"] = ids.shape[1]
+            feeds["source_mask"] = mask
+        for tensor in self.manifest.state:
+            if tensor.name in encoded:
+                recurrent = tensor.kind is StateKind.RECURRENT
+                value = encoded[tensor.name]
+                feeds[tensor.name] = np.repeat(value[:, None], width, axis=1) if recurrent else value
+            elif tensor.name not in feeds:
+                sizes = [axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape]
+                feeds[tensor.name] = np.zeros(sizes, tensor.dtype)
+        return feeds
+
+    def _read_prompts(self, cases: Sequence[Case], feeds: Feeds) -> None:
+        """All but the last token of each, in chunks; rows that are through with it get padding, as in a server."""
+        assert self.prefill is not None
+        entries = feeds["ancestry"].shape[2]
+        lengths = np.array([len(case.prompt) - 1 for case in cases])
+        names = [tensor.name for tensor in self.manifest.state]
+        for begin in range(0, lengths.max(), PREFILL_CHUNK):
+            chunks = [case.prompt[begin : min(begin + PREFILL_CHUNK, len(case.prompt) - 1)] for case in cases]
+            tokens, real = self._padded(chunks)
+            written = np.minimum(begin, lengths)
+            own = written[:, None] + np.arange(tokens.shape[1])  # [B, Q]
+            places = np.arange(entries)
+            visible = np.where(real[:, :, None], places <= own[:, :, None], places == own[:, :, None])
+            outputs = _run(
+                self.prefill,
+                {
+                    "tokens": tokens,
+                    "positions": written,
+                    "write_index": written,
+                    "visible": visible,
+                    **{name: feeds[name] for name in names},
+                },
+            )
+            feeds |= {name: outputs[f"next_{name}"] for name in names}
+        feeds["positions"], feeds["write_index"] = lengths, lengths.copy()
+        feeds["ancestry"] = feeds["ancestry"] | (np.arange(entries) < lengths[:, None, None])
+        feeds["tokens"][:] = [[case.prompt[-1]] for case in cases]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        longest, pad = max(map(len, rows)), self.manifest.vocabulary.pad_id
+        ids = np.array([(*row, *([pad] * (longest - len(row)))) for row in rows], np.int64)
+        return ids, np.array([[index < len(row) for index in range(longest)] for row in rows])
+
+
+def _run(session: ort.InferenceSession, feeds: Feeds) -> Feeds:
+    names = [output.name for output in session.get_outputs()]
+    wanted = {argument.name for argument in session.get_inputs()}
+    values = session.run(names, {name: value for name, value in feeds.items() if name in wanted})
+    return dict(zip(names, values, strict=True))
