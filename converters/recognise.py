@@ -1,4 +1,4 @@
-"""Which converter reads a folder."""
+"""Which converter reads a folder or a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from converters.families import recurrent, reference, torch_recurrent, torch_tra
 from converters.families.own_module import OwnModuleConverter
 from converters.own.load import Origin
 from serving.errors import ConversionError
+
+LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,10 @@ def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None
         return _own_module(origin, own or OwnFiles())
     if own is not None and own != OwnFiles():
         raise ConversionError(f"--weights and --tokenizer are for one's own module (file.py:build); {source} is none")
+    if source.suffix == ".gguf" and source.is_file():
+        return _language_model(source)
     if not source.is_dir():
-        raise ConversionError(f"{source} is not a folder with a checkpoint")
+        raise ConversionError(f"{source} is neither a folder with a checkpoint nor a GGUF file")
     content = read_json(config or source / "config.json")
     kind = content.get("family") or content.get("model_type")
     if kind == reference.MODEL_TYPE:
@@ -42,10 +46,12 @@ def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None
     if kind == torch_transformer.FAMILY:
         return torch_transformer.TorchTransformerConverter(source, config or source / "config.json")
     if kind == "marian":
-        from converters.families.marian import MarianConverter  # only this one needs transformers
+        from converters.families.marian import MarianConverter  # transformers takes seconds to import
 
         return MarianConverter(source)
-    families = (torch_transformer.FAMILY, torch_recurrent.FAMILY, recurrent.MODEL_TYPE, "marian")
+    if kind in LANGUAGE_MODELS:
+        return _language_model(source)
+    families = (torch_transformer.FAMILY, torch_recurrent.FAMILY, recurrent.MODEL_TYPE, "marian", *LANGUAGE_MODELS)
     known = ", ".join((reference.MODEL_TYPE, *families))
     raise ConversionError(
         f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}. "
@@ -57,3 +63,9 @@ def _own_module(origin: Origin, own: OwnFiles) -> Converter:
     if own.weights is None or own.tokenizer is None:
         raise ConversionError("one's own module needs --weights FILE (safetensors, npz) and --tokenizer FILE")
     return OwnModuleConverter(origin, own.weights, own.tokenizer, own.target_tokenizer)
+
+
+def _language_model(source: Path) -> Converter:
+    from converters.families.language import LanguageConverter  # as above
+
+    return LanguageConverter(source)

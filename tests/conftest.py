@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
 from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
 from tests.support.processes import run_beamline
@@ -51,3 +52,9 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     folder = tmp_path_factory.mktemp("language") / "tiny-lm" / "1"
     folder.mkdir(parents=True)
     return export_tiny_lm(folder)
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> ConvertedLanguageModel:
+    """A Llama with grouped queries and rescaled positions, converted. Not to be changed."""
+    return convert_language_model(LLAMA, tmp_path_factory.mktemp("language"))

@@ -143,5 +143,5 @@ def test_what_is_not_recognised_is_said(tmp_path: Path, content: str | None, sen
 
 
 def test_a_source_that_is_no_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="nowhere is not a folder with a checkpoint"):
+    with pytest.raises(ConversionError, match="nowhere is neither a folder with a checkpoint nor a GGUF file"):
         converter_for(tmp_path / "nowhere")

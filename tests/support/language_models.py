@@ -1,0 +1,163 @@
+"""Small language models with random weights whose texts vary and end by themselves, as Hugging Face saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from converters.recognise import converter_for
+from serving.manifest import Manifest
+from tests.support.text import english_lines
+
+VOCABULARY = 320
+BOS, EOS, SECOND_EOS = 0, 1, 2
+SPECIAL = ("<|begin|>", "<|end|>", "<|stop|>")
+POSITIONS = 128
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class LanguageShape:
+    """One kind of model: how its configuration differs from the smallest of its family."""
+
+    family: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def original(self) -> Any:
+        torch.manual_seed(0)
+        model = _FAMILIES[self.family](self.options).eval()
+        _enliven(model)
+        return model
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **options}}
+
+
+GPT2 = LanguageShape("gpt2", "gpt2")
+LLAMA = LanguageShape(
+    "llama",
+    "llama3-grouped",
+    rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+)
+SHAPES = (
+    GPT2,
+    LanguageShape("gpt2", "gpt2-untied-relu", {"tie_word_embeddings": False, "activation_function": "relu"}),
+    LLAMA,
+    LanguageShape("llama", "default-tied", {"tie_word_embeddings": True}),
+    LanguageShape("llama", "all-heads-biases", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    LanguageShape("llama", "one-key-head", {"num_key_value_heads": 1, "head_dim": 12}),
+    LanguageShape("llama", "linear", rope("linear", factor=4.0)),
+    LanguageShape("llama", "dynamic", rope("dynamic", factor=4.0)),
+    LanguageShape("llama", "yarn", rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    LanguageShape("mistral", "mistral", {"sliding_window": None}),
+    LanguageShape("qwen2", "qwen2"),
+)
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": BOS,
+    "eos_token_id": [EOS, SECOND_EOS],
+    "pad_token_id": None,
+}
+_LLAMA_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": False,
+}
+_GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
+_FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "gpt2": lambda options: GPT2LMHeadModel(GPT2Config(**{**_COMMON, **_GPT2_SIZES, **options})),
+    "llama": lambda options: LlamaForCausalLM(LlamaConfig(**{**_COMMON, **_LLAMA_SIZES, **options})),
+    "mistral": lambda options: MistralForCausalLM(MistralConfig(**{**_COMMON, **_LLAMA_SIZES, **options})),
+    "qwen2": lambda options: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_LLAMA_SIZES, **options})),
+}
+
+
+@torch.no_grad()
+def _enliven(model: Any) -> None:
+    """Random weights of the usual size repeat one word for ever; these were found by trying. Long vectors for the end
+    tokens make texts end."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            wide = "lm_head" in name or "wte" in name or "embed_tokens" in name
+            parameter.normal_(std=0.35 if wide else 0.25)
+        elif name.endswith("bias"):
+            parameter.normal_(std=0.1)
+        else:
+            parameter.normal_(mean=1.0, std=0.1)
+    model.get_output_embeddings().weight[[EOS, SECOND_EOS]] *= 1.5
+    model.generation_config.max_length = POSITIONS
+
+
+@cache
+def tokenizer_json() -> str:
+    """Byte-level, trained on Python's documentation, with three special tokens in front."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(english_lines()[:2000], trainer)
+    return str(tokenizer.to_str())
+
+
+def write_language_model(
+    folder: Path, shape: LanguageShape, *, generation: dict[str, Any] | None = None, **saving: Any
+) -> Path:
+    """A directory as it is published. `saving` goes to `save_pretrained` (shards, and other formats)."""
+    original = shape.original()
+    original.save_pretrained(folder, **saving)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer_json()), bos_token=SPECIAL[BOS], eos_token=SPECIAL[EOS]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    settings = {"bos_token_id": BOS, "eos_token_id": [EOS, SECOND_EOS], **(generation or {})}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@dataclass(frozen=True)
+class ConvertedLanguageModel:
+    original: Any
+    source: Path
+    folder: Path
+    manifest: Manifest
+
+
+def convert_language_model(shape: LanguageShape, folder: Path) -> ConvertedLanguageModel:
+    """As version 1 of a model with the shape's name, in `folder / "repository"`."""
+    source = write_language_model(folder / "source", shape)
+    manifest, _ = converter_for(source).convert(shape.name, folder / "repository")
+    return ConvertedLanguageModel(shape.original(), source, folder / "repository" / shape.name / "1", manifest)
