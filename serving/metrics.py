@@ -53,7 +53,7 @@ class Metrics:
             return Histogram(f"beamline_{name}", text, labels, buckets=buckets, registry=registry)
 
         # Calls, as the doors see them.
-        self.calls = counter("calls", "gRPC calls that were answered.", "method", "code")
+        self.calls = counter("calls", "Calls that were answered or refused, through either door.", "method", "code")
         self.call_seconds = histogram("call_seconds", "From a call to its answer.", _LATENCY, "method")
         self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
 

@@ -157,7 +157,17 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     form = LogFormat(args.log_format)
     configure(form, args.log_level, form is LogFormat.JSON if args.access_log is None else args.access_log)
+    _warn(config)
     return asyncio.run(_serve(config))
+
+
+def _warn(config: ServeConfig) -> None:
+    local = config.host in ("localhost", "::1") or config.host.startswith("127.")
+    protected = config.tokens is not None or (config.tls is not None and config.tls.client_ca is not None)
+    if not local and not protected:
+        log.warning("whoever reaches %s may call, load and unload: see --tokens and --tls-client-ca", config.host)
+    if config.tokens is not None and config.tls is None and not local:
+        log.warning("tokens travel unencrypted to %s: see --tls-cert, unless something else encrypts", config.host)
 
 
 async def _serve(config: ServeConfig) -> int:

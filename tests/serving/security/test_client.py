@@ -1,0 +1,79 @@
+"""`beamline translate` at a server that wants TLS, a certificate and a token; and one limit for both doors."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+import trustme
+
+from protos import beamline_pb2 as pb
+from serving.cli import main
+from serving.commands import translate
+from serving.security.tls import TlsFiles
+from serving.security.tokens import Scope, new_token
+from tests.serving.doubles import EngineDouble, connected, running
+
+COMMANDS = {"translate": lambda: translate}
+
+
+def write(path: Path, certificate: trustme.LeafCert) -> tuple[Path, Path]:
+    chain, key = path.with_suffix(".pem"), path.with_suffix(".key")
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    key.write_bytes(certificate.private_key_pem.bytes())
+    return chain, key
+
+
+async def test_the_command_shows_what_the_server_wants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    server_files = write(tmp_path / "server", authority.issue_cert("localhost"))
+    client_chain, client_key = write(tmp_path / "client", authority.issue_cert("me"))
+    token, entry = new_token("me", (Scope.INFER,), None)
+    (tmp_path / "tokens.toml").write_text(entry)
+    (tmp_path / "token").write_text(f"{token}\n")
+    tls = TlsFiles(*server_files, tmp_path / "ca.pem")
+    async with running(EngineDouble(), host="localhost", tls=tls, tokens=tmp_path / "tokens.toml") as server:
+        port = server.grpc_address.rpartition(":")[2]
+        line = ["translate", "--target", f"localhost:{port}", "--tls-ca", str(tmp_path / "ca.pem")]
+        line += ["--tls-cert", str(client_chain), "--tls-key", str(client_key)]
+        assert await asyncio.to_thread(main, [*line, "--token-file", str(tmp_path / "token"), "a"], COMMANDS) == 0
+        assert capsys.readouterr().out == "a\n"
+        assert await asyncio.to_thread(main, [*line, "a"], COMMANDS) == 2
+        assert "wants a bearer token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--tls-cert", "x"], ["--tls-ca", "x"], ["--token-file", "x"]])
+def test_files_that_are_missing_are_named(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", *given, "a"], COMMANDS) == 2
+    assert "x can't be read" in (message := capsys.readouterr().err) or "--tls-ca" in message
+
+
+async def test_a_client_has_one_limit_for_both_doors() -> None:
+    engine = EngineDouble(held=True)
+    async with (
+        running(engine, http_port=0, max_calls_per_client=1) as server,
+        connected(server) as stub,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as http,
+    ):
+        inside = asyncio.ensure_future(stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")])))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        assert (await http.post("/v1/translate", json={"inputs": [{"text": "a"}]})).status_code == 429
+        engine.release()
+        await inside
+
+
+async def test_tritons_names_count_calls_of_both_doors() -> None:
+    async with (
+        running(EngineDouble(), http_port=0) as server,
+        connected(server) as stub,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as http,
+    ):
+        await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")] * 3))
+        await http.post("/v1/translate", json={"inputs": [{"text": "a"}]})
+        await http.post("/v1/translate", json={})
+        text = server.metrics.exposition().decode()
+    assert 'nv_inference_request_success{model="fake",version="1"} 2\n' in text
+    assert 'nv_inference_request_failure{model="fake",version="1"} 1\n' in text
