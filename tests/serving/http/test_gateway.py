@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 from protos import beamline_pb2 as pb
+from serving.config import ServeConfig
 from serving.engine.request import Request
 from serving.errors import Overloaded
 from serving.http.gateway import PATHS, SERVICE, Gateway
@@ -22,7 +23,8 @@ from serving.http.openapi import openapi
 from serving.security.tls import TlsFiles
 from serving.security.tokens import Scope, new_token
 from serving.server import Server
-from tests.serving.doubles import EngineDouble, running
+from serving.triton_metrics import Triton
+from tests.serving.doubles import EngineDouble, running, started
 
 ONE = {"inputs": [{"text": "a"}]}
 
@@ -60,32 +62,31 @@ async def test_translate_in_json() -> None:
     assert counted == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        (b"", "JSON"),
-        (b"[]", "JSON"),
-        (b"{", "JSON"),
-        (b"\xff", "UTF-8"),
-        (b'{"input": []}', "input"),
-        (b'{"inputs": [{"text": 3}]}', "text"),
-        (b'{"options": {"beam_size": -1}}', "beam_size"),
-        (b'{"options": {"beam_size": 1e30}}', "beam_size"),
-        (b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", "JSON"),
-        (json.dumps({"inputs": []}).encode(), "inputs is empty"),
-        (json.dumps({"inputs": [{"text": "\ud800"}]}).encode(), ""),
-    ],
-)
-async def test_a_body_that_is_wrong_is_answered_with_a_sentence(body: bytes, sentence: str) -> None:
+WRONG_BODIES: list[tuple[bytes, str]] = [
+    (b"", "JSON"),
+    (b"[]", "JSON"),
+    (b"{", "JSON"),
+    (b"\xff", "UTF-8"),
+    (b'{"input": []}', "input"),
+    (b'{"inputs": [{"text": 3}]}', "text"),
+    (b'{"options": {"beam_size": -1}}', "beam_size"),
+    (b'{"options": {"beam_size": 1e30}}', "beam_size"),
+    (b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", "JSON"),
+    (json.dumps({"inputs": []}).encode(), "inputs is empty"),
+    (json.dumps({"inputs": [{"text": "\ud800"}]}).encode(), ""),
+]
+
+
+async def test_a_body_that_is_wrong_is_answered_with_a_sentence() -> None:
     async with gateway() as (_, client):
-        answer = await client.post("/v1/translate", content=body)
-        good = await client.post("/v1/translate", json=ONE)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == "INVALID_ARGUMENT"
-    assert sentence in error["message"]
-    assert "Traceback" not in error["message"]
-    assert good.status_code == 200
+        for body, sentence in WRONG_BODIES:
+            answer = await client.post("/v1/translate", content=body)
+            assert answer.status_code == 400, body[:50]
+            error = answer.json()["error"]
+            assert error["code"] == "INVALID_ARGUMENT"
+            assert sentence in error["message"]
+            assert "Traceback" not in error["message"]
+        assert (await client.post("/v1/translate", json=ONE)).status_code == 200
 
 
 async def test_errors_have_their_own_status() -> None:
@@ -184,46 +185,42 @@ class Streaming:
         return pb.TranslateResponse(model="once")
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "events"),
-    [
-        ("a " * 40, 200, [*[{"text": "a"}] * 40, "end"]),
-        ("a ü c", 200, [{"text": "a"}, {"text": "ü"}, {"text": "c"}, "end"]),
-        ("", 200, ["end"]),
-        ("fail", 429, []),
-        ("a fail", 200, [{"text": "a"}, "error"]),
-    ],
-)
+EVENTS: list[tuple[str, int, list[Any]]] = [
+    ("a " * 40, 200, [*[{"text": "a"}] * 40, "end"]),
+    ("a ü c", 200, [{"text": "a"}, {"text": "ü"}, {"text": "c"}, "end"]),
+    ("", 200, ["end"]),
+    ("fail", 429, []),
+    ("a fail", 200, [{"text": "a"}, "error"]),
+]
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """The data of messages, and the names of the other events."""
+    return [
+        event.split("\n")[0].removeprefix("event: ")
+        if event.startswith("event: ")
+        else json.loads(event.removeprefix("data: "))
+        for event in answer.text.split("\n\n")[:-1]
+    ]
+
+
 @pytest.mark.parametrize("servicer", [Streaming, Writing])
-async def test_streams_are_server_sent_events(
-    servicer: type, text: str, status: int, events: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Gateway] = []
+async def test_streams_are_server_sent_events(servicer: type, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Gateway.__init__
 
     def instead(self: Gateway, real_servicer: Any, *rest: Any) -> None:
         real(self, servicer(), *rest)
-        made.append(self)
 
     monkeypatch.setattr(Gateway, "__init__", instead)
-    async with gateway() as (server, client):
-        body = {"inputs": [{"text": text}]}
-        answer = await client.post("/v1/translate", json=body, headers={"accept": "text/event-stream"})
-        once = await client.post("/v1/translate", json=body)
-        inside = sum(server.lifecycle._calls for _ in made)
-    assert once.json() == {"model": "once"}
-    assert answer.status_code == status
-    assert inside == 0
-    if status != 200:
-        return
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    found: list[Any] = []
-    for event in answer.text.split("\n\n")[:-1]:
-        if event.startswith("event: "):
-            found.append(event.split("\n")[0].removeprefix("event: "))
-        else:
-            found.append(json.loads(event.removeprefix("data: ")))
-    assert found == events
+    async with gateway() as (_, client):
+        for text, status, events in EVENTS:
+            body = {"inputs": [{"text": text}]}
+            answer = await client.post("/v1/translate", json=body, headers={"accept": "text/event-stream"})
+            assert answer.status_code == status
+            if status == 200:
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                assert events_of(answer) == events
+        assert (await client.post("/v1/translate", json=ONE)).json() == {"model": "once"}
 
 
 async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path) -> None:
@@ -274,3 +271,25 @@ async def test_pages_ask_no_other_host(path: str) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text
     assert "https://" not in page.text
+
+
+async def test_language_models_answer_in_json_and_as_it_comes() -> None:
+    server = Server(ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0))
+    async with (
+        started(server),
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+    ):
+        asked = {"model": "fake-lm", "text": "hi ü"}
+        once = await client.post("/v1/generate", json=asked)
+        stream = await client.post("/v1/generate", json=asked, headers={"accept": "text/event-stream"})
+        score = await client.post("/v1/score", json={"model": "fake-lm", "texts": [{"text": "hi"}]})
+        wrong = await client.post("/v1/generate", json={"model": "fake", "text": "hi"})
+        calls = server.metrics.triton.value(Triton.SUCCESS, "fake-lm", "1")
+    assert once.json()["generations"][0]["text"] == "hi ü"
+    pieces = [json.loads(event.removeprefix("data: ")) for event in stream.text.split("\n\n")[:-2]]
+    assert "".join(piece.get("text", "") for piece in pieces) == "hi ü"
+    assert pieces[-1]["finish_reason"] == "FINISH_REASON_EOS"
+    assert stream.text.endswith("event: end\ndata: {}\n\n")
+    assert score.json()["scores"][0]["scored_tokens"] == 2
+    assert wrong.status_code == 400
+    assert calls == 3
