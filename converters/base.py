@@ -139,10 +139,10 @@ class Converter(ABC):
         advance("load")
         loaded = self.load()
         advance("check")
-        version = _free_version(name, repository, version)
+        version = free_version(name, repository, version)
         if isinstance(loaded.model, nn.Module):
             loaded.model.eval()
-        with _staging(repository / name, version) as folder:
+        with staging(repository / name, version) as folder:
             tokenizers = _save_tokenizers(loaded, folder)
             self._manifest(name, version, loaded, _no_files(loaded), tokenizers)  # refused now, not after the export
             files = export_graphs(loaded.model, search_constants(loaded), folder, advance)
@@ -156,8 +156,8 @@ class Converter(ABC):
                 )
                 certificate = replace(certificate, int8=loss)
             advance("save")
-            _write(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
-            _write(folder / MANIFEST_FILE, manifest.to_json())
+            write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
+            write_text(folder / MANIFEST_FILE, manifest.to_json())
         return manifest, certificate
 
     def _manifest(
@@ -190,7 +190,7 @@ class Converter(ABC):
             bos_token=loaded.chat.bos_token,
             eos_token=loaded.chat.eos_token,
             description=loaded.description,
-            created_with=_versions(),
+            created_with=versions(),
         )
 
 
@@ -220,7 +220,7 @@ def _save_tokenizers(loaded: Loaded, folder: Path) -> Tokenizers:
     )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for package in _RECORDED:
         try:
@@ -230,7 +230,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _free_version(name: str, repository: Path, wanted: int | None) -> int:
+def free_version(name: str, repository: Path, wanted: int | None) -> int:
     if not _NAME.fullmatch(name):
         raise ConversionError(
             f"{name!r} can't be a model's name: up to 100 letters, digits, '.', '_', '-'; a letter or digit first"
@@ -250,7 +250,7 @@ def _free_version(name: str, repository: Path, wanted: int | None) -> int:
 
 
 @contextmanager
-def _staging(model: Path, version: int) -> Iterator[Path]:
+def staging(model: Path, version: int) -> Iterator[Path]:
     """A folder that becomes the version if all goes well, and is removed if it doesn't. A killed conversion leaves one
     that no server looks at; the next conversion of this model sweeps it away."""
     model_existed = model.is_dir()
@@ -284,7 +284,7 @@ def _running(process: str) -> bool:
     return True
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

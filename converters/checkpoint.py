@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from serving.errors import ConversionError, UnsupportedCheckpoint
+
+Parts = TypeVar("Parts", bound=BaseModel)
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -64,6 +66,14 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
     if reasons:
         raise UnsupportedCheckpoint(what, reasons)
     module.load_state_dict(dict(tensors))
+
+
+def read_parts(kind: type[Parts], path: Path) -> Parts:
+    """A config that names a checkpoint's parts, or every reason against it."""
+    try:
+        return kind.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UnsupportedCheckpoint(str(path), reasons_of(error)) from error
 
 
 def reasons_of(error: ValidationError, of: str = "") -> list[str]:

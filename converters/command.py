@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from converters.base import STEPS  # torch takes seconds to import: only once it is really needed
-    from converters.recognise import OwnFiles, converter_for
+    from converters.recognise import OwnFiles, any_converter_for
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
     visible = sys.stderr.isatty()
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"{step} ...", file=sys.stderr, flush=True)
 
         own = OwnFiles(arguments.weights, arguments.tokenizer, arguments.target_tokenizer)
-        converter = converter_for(arguments.source, arguments.config, own)
+        converter = any_converter_for(arguments.source, arguments.config, own)
         manifest, certificate = converter.convert(
             arguments.name, arguments.repo, arguments.version, advance=advance, precision=arguments.precision
         )

@@ -7,9 +7,17 @@ from pathlib import Path
 
 from converters.base import Converter
 from converters.checkpoint import read_json
-from converters.families import recurrent, reference, torch_recurrent, torch_transformer
+from converters.families import (
+    recurrent,
+    recurrent_pooled,
+    reference,
+    torch_recurrent,
+    torch_recurrent_pooled,
+    torch_transformer,
+)
 from converters.families.own_module import OwnModuleConverter
 from converters.own.load import Origin
+from converters.pooled import PooledConverter
 from serving.errors import ConversionError
 
 LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
@@ -69,3 +77,16 @@ def _language_model(source: Path) -> Converter:
     from converters.families.language import LanguageConverter  # as above
 
     return LanguageConverter(source)
+
+
+def any_converter_for(source: Path, config: Path | None, own: OwnFiles) -> Converter | PooledConverter:
+    """The same, or one for a model that classifies or embeds."""
+    if source.is_dir():
+        file = config or source / "config.json"
+        content = read_json(file)
+        kind = content.get("family") or content.get("model_type")
+        if kind == recurrent_pooled.MODEL_TYPE:
+            return recurrent_pooled.RecurrentPooledConverter(source)
+        if kind == torch_recurrent_pooled.FAMILY:
+            return torch_recurrent_pooled.TorchRecurrentPooledConverter(source, file)
+    return converter_for(source, config, own)

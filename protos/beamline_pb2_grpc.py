@@ -59,6 +59,16 @@ class InferenceStub:
                 request_serializer=protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=protos_dot_beamline__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/beamline.v1.Inference/Classify',
+                request_serializer=protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/beamline.v1.Inference/Embed',
+                request_serializer=protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_beamline__pb2.EmbedResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -99,6 +109,20 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Classify(self, request, context):
+        """Labels with their probabilities.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """One vector per input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +150,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=protos_dot_beamline__pb2.ScoreRequest.FromString,
                     response_serializer=protos_dot_beamline__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=protos_dot_beamline__pb2.ClassifyRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.ClassifyResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_beamline__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_beamline__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +297,60 @@ class Inference:
             '/beamline.v1.Inference/Score',
             protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
             protos_dot_beamline__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/beamline.v1.Inference/Classify',
+            protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
+            protos_dot_beamline__pb2.ClassifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/beamline.v1.Inference/Embed',
+            protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
+            protos_dot_beamline__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

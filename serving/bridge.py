@@ -65,7 +65,7 @@ Tell = Callable[[int, Piece | Result], None]  # of which job
 
 
 class DecodingCall:
-    """The sequences of one call. Lives on the event loop; only `_deliver` runs on the engine's thread. `tell` is given
+    """The sequences of one call. Lives on the event loop; only `deliver` runs on the engine's thread. `tell` is given
     every job's news as they come, and its result."""
 
     def __init__(self, engine: Decoder, deadline: float | None, tell: Tell | None = None) -> None:
@@ -102,8 +102,8 @@ class DecodingCall:
     def submit(self, index: int, job: Job) -> bool:
         """False where the queue is full and a request of our own will make room. A call of which nothing runs
         is refused instead: waiting would be a second, hidden queue."""
-        settle = partial(_deliver, self._loop, partial(self._settle, index))
-        progress = None if self._tell is None else partial(_deliver, self._loop, partial(self._tell, index))
+        settle = partial(deliver, self._loop, partial(self._settle, index))
+        progress = None if self._tell is None else partial(deliver, self._loop, partial(self._tell, index))
         request = Request(
             job.source,
             self._remaining(job.options),
@@ -187,7 +187,7 @@ async def score_all(
     try:
         for number, ((target, labels), answer) in enumerate(zip(pairs, answers, strict=True)):
             source = None if sources is None else sources[number]
-            request = ScoringRequest(source, target, labels, partial(_deliver, loop, partial(settle, answer)), deadline)
+            request = ScoringRequest(source, target, labels, partial(deliver, loop, partial(settle, answer)), deadline)
             engine.score(request)
             submitted.append(request.id)
         return list(await asyncio.gather(*answers))
@@ -199,7 +199,7 @@ async def score_all(
         raise
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, settle: Callable[[News], None], outcome: News) -> None:
+def deliver(loop: asyncio.AbstractEventLoop, settle: Callable[[News], None], outcome: News) -> None:
     """On the engine's thread, which must not care that a server was torn down and its loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(settle, outcome)

@@ -103,16 +103,29 @@ class Client:
     def translate(self, lines: Iterable[str], question: Question) -> Iterator[pb.Translation | CallFailed | None]:
         """One answer per line, in order; None for a blank line, which is not sent, and the refusal where a line itself
         is at fault. Any other failure is raised. `question` makes the request for a line's text."""
+        for response in self._in_order(self._stub.Translate, lines, question):
+            answered = response is not None and not isinstance(response, CallFailed)
+            yield response.translations[0] if answered else response
+
+    def classify(
+        self, lines: Iterable[str], question: Callable[[str], pb.ClassifyRequest]
+    ) -> Iterator[pb.Classification | None]:
+        """The same; here every failure is raised."""
+        for response in self._in_order(self._stub.Classify, lines, question):
+            yield None if response is None else _raised(response).classifications[0]
+
+    def embed(self, lines: Iterable[str], question: Callable[[str], pb.EmbedRequest]) -> Iterator[pb.Embedding | None]:
+        for response in self._in_order(self._stub.Embed, lines, question):
+            yield None if response is None else _raised(response).embeddings[0]
+
+    def _in_order(self, method: Any, lines: Iterable[str], question: Callable[[str], Any]) -> Iterator[Any]:
         pending: deque[Any] = deque()
         for line in lines:
-            pending.append(self._ask(question(line)) if line.strip() else None)
+            pending.append(method.future(question(line), metadata=self._metadata) if line.strip() else None)
             while pending and (len(pending) >= self._window or pending[0] is None or pending[0].done()):
                 yield self._answer(pending.popleft())
         while pending:
             yield self._answer(pending.popleft())
-
-    def _ask(self, request: pb.TranslateRequest) -> Any:
-        return self._stub.Translate.future(request, metadata=self._metadata)
 
     def generate(self, request: pb.GenerateRequest) -> Iterator[pb.GenerateReply]:
         """The pieces of the answers, as they come."""
@@ -128,20 +141,25 @@ class Client:
             raise CallFailed(self._sentence(error)) from error
         return response
 
-    def _answer(self, call: Any) -> pb.Translation | CallFailed | None:
+    def _answer(self, call: Any) -> Any:
         if call is None:
             return None
         try:
-            response: pb.TranslateResponse = call.result()
+            return call.result()
         except grpc.RpcError as error:
             failure = CallFailed(self._sentence(error))
             if error.code() in _OWN_FAULT:
                 return failure
             raise failure from error
-        return response.translations[0]
 
     def _sentence(self, error: Any) -> str:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"the server at {self._target} is not available: {details}"
         return f"{str(details).replace('inputs[0]', 'the text')} ({code.name})"
+
+
+def _raised(response: Any) -> Any:
+    if isinstance(response, CallFailed):
+        raise response
+    return response

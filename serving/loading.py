@@ -7,19 +7,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from serving.bridge import ModelEngine
 from serving.config import ServeConfig
-from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_engine
+from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_engine, load_pooled
 from serving.engine.plan import Plan
+from serving.engine.pooled import PooledEngine
 from serving.engine.stats import StepStats
 from serving.engine.thread import EngineThread
 from serving.errors import ModelError
-from serving.manifest import Manifest
+from serving.manifest import Manifest, PooledManifest
 from serving.metrics import Metrics
 from serving.repository import ModelVersion, scan, verify
 from serving.text.generator import Generator
+from serving.text.pooled import PooledModel
 from serving.text.protocol import Tokenizer, card_of
 from serving.text.translator import Translator
 from serving.tokenizer import TextTokenizer
@@ -31,6 +33,7 @@ FAKE_NAME = "fake"  # what an empty name means where nothing else is served
 FAKE_LM_NAME = "fake-lm"
 
 Observe = Callable[[StepStats], None]
+Loaded = TypeVar("Loaded")
 
 
 class ServedEngine(ModelEngine, Protocol):
@@ -57,6 +60,7 @@ class EngineMakers:
     fake: Callable[[Observe], ServedEngine]
     thread: Callable[[Sequence[Any]], Driver]
     fake_lm: Callable[[Observe], ServedEngine] | None = None
+    pooled: Callable[[Path, PooledManifest, Observe], PooledEngine] | None = None
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
@@ -73,13 +77,14 @@ def real_makers(config: ServeConfig) -> EngineMakers:
         fake=lambda observe: fake_engine(fake, observe),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         thread=EngineThread,
+        pooled=lambda folder, manifest, observe: load_pooled(folder, manifest, settings, observe),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    models: list[Translator | Generator]
-    engines: list[ServedEngine]
+    models: list[Translator | Generator | PooledModel]
+    engines: list[ServedEngine | PooledEngine]
 
 
 class ModelLoader:
@@ -127,19 +132,27 @@ class ModelLoader:
     def _load_version(self, loaded: LoadedModels, version: ModelVersion) -> None:
         folder, manifest = version.folder, version.manifest
         verify(folder, manifest)
+        # Time series of their own only where several versions of a model are served.
+        label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
+        observe = self._metrics.observer(label, manifest.name, str(manifest.version))
+        if isinstance(manifest, PooledManifest):
+            self._load_pooled(loaded, folder, manifest, observe)
+            return
         files = manifest.tokenizers
         source = TextTokenizer.load(folder / files.source.file)
         target = source if files.target == files.source else TextTokenizer.load(folder / files.target.file)
-        # Time series of their own only where several versions of a model are served.
-        label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
-        try:
-            observe = self._metrics.observer(label, manifest.name, str(manifest.version))
-            engine = self._makers.load(folder, manifest, observe)
-        except (ModelError, ImportError):  # a runtime that is not installed is not the model's fault
-            raise
-        except Exception as error:  # whatever a runtime says: the other models are still served
-            raise ModelError(f"{folder} can't be served: {error}") from error
+        engine = _loaded(folder, lambda: self._makers.load(folder, manifest, observe))
         self._add(loaded, engine, source, target)
+
+    def _load_pooled(self, loaded: LoadedModels, folder: Path, manifest: PooledManifest, observe: Observe) -> None:
+        tokenizer = TextTokenizer.load(folder / manifest.tokenizer.file)
+        make = self._makers.pooled
+        assert make is not None
+        engine = _loaded(folder, lambda: make(folder, manifest, observe))
+        loaded.engines.append(engine)
+        loaded.models.append(PooledModel(manifest, engine, tokenizer, self._config.text, self._workers))
+        knows = f"{len(manifest.labels)} labels" if manifest.labels else f"vectors of {manifest.width}"
+        log.info("%s version %d (%s)\n  %s", manifest.name, manifest.version, manifest.family, knows)
 
     def _add(self, loaded: LoadedModels, engine: ServedEngine, source: Tokenizer, target: Tokenizer) -> None:
         card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
@@ -151,3 +164,12 @@ class ModelLoader:
             loaded.models.append(Translator(card, engine, source, target, limits, workers))
         else:
             loaded.models.append(Generator(card, engine, target, limits, workers))
+
+
+def _loaded(folder: Path, load: Callable[[], Loaded]) -> Loaded:
+    try:
+        return load()
+    except (ModelError, ImportError):  # a runtime that is not installed is not the model's fault
+        raise
+    except Exception as error:  # whatever a runtime says: the other models are still served
+        raise ModelError(f"{folder} can't be served: {error}") from error

@@ -17,6 +17,7 @@ from serving.errors import ManifestError
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Id = Annotated[int, Field(ge=0)]
 
@@ -117,7 +118,7 @@ class DecodingDefaults(Record):
 
 class Manifest(Record):
     format_version: Literal[1] = 1
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    name: str = Field(pattern=NAME)
     version: int = Field(ge=1)
     task: Literal["translate", "generate"] = "translate"
     family: str  # for people; nothing depends on it
@@ -171,11 +172,71 @@ class Manifest(Record):
     def tensors(self, kind: StateKind) -> list[StateTensor]:
         return [tensor for tensor in self.state if tensor.kind is kind]
 
+    @property
+    def files(self) -> list[File]:
+        """Every file that the version must have, each once."""
+        graphs = [file for _, file in self.graphs if file is not None]
+        return [*graphs, self.weights, self.tokenizers.source, self.tokenizers.target]
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 
 
+class PooledManifest(Record):
+    """A model that reads a text once and says what it is: labels, a vector, or both. Its one graph takes `source` and
+    `source_mask`, and returns `probabilities` [B, labels] where there are labels, and of each pooling
+    `vector_<pooling>` [B, width]."""
+
+    format_version: Literal[1] = 1
+    name: str = Field(pattern=NAME)
+    version: int = Field(ge=1)
+    task: Literal["classify", "embed"]  # a model that classifies embeds as well
+    family: str  # for people; nothing depends on it
+    graph: File
+    weights: Weights
+    tokenizer: File
+    vocabulary_size: int = Field(ge=1)
+    pad_id: Id
+    max_source_length: int = Field(ge=1)  # tokens, the end token included
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False  # each label has a probability of its own, or all of them share one
+    poolings: tuple[Literal["last", "mean", "max", "attention"], ...] = Field(min_length=1)  # the first is the default
+    width: int = Field(ge=1)  # of a vector
+    normalize: bool = False  # vectors have length one unless a request says otherwise
+    description: str = ""
+    created_with: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PooledManifest:
+        if (self.task == "classify") != bool(self.labels):
+            raise ValueError("a model that classifies has labels, and one that only embeds has none")
+        for field in ("labels", "poolings"):
+            if len(set(getattr(self, field))) != len(getattr(self, field)):
+                raise ValueError(f"{field} has one of them twice")
+        if self.pad_id >= self.vocabulary_size:
+            raise ValueError(f"pad_id {self.pad_id} is outside the vocabulary of {self.vocabulary_size}")
+        return self
+
+    @property
+    def files(self) -> list[File]:
+        return [self.graph, self.weights, self.tokenizer]
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+
+AnyManifest = Manifest | PooledManifest
+
+
 def read_manifest(folder: Path) -> Manifest:
+    """As `read_any_manifest`, of a model that writes."""
+    manifest = read_any_manifest(folder)
+    if not isinstance(manifest, Manifest):
+        raise ManifestError(f"{folder / MANIFEST_FILE} is of a model that can only {manifest.task}")
+    return manifest
+
+
+def read_any_manifest(folder: Path) -> AnyManifest:
     """The manifest of a version folder, or a `ManifestError` that names the file and what is wrong in it."""
     path = folder / MANIFEST_FILE
     try:
@@ -189,8 +250,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise ManifestError(
             f"{path} has format version {found!r}; this server reads version {FORMAT_VERSION}: convert the model again"
         )
+    kind = PooledManifest if content.get("task") in ("classify", "embed") else Manifest
     try:
-        return Manifest.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or 'manifest'}: {problem['msg']}"

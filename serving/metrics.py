@@ -83,9 +83,7 @@ class Metrics:
         self.encode_seconds = histogram(
             "encode_seconds", "The encoder's part of a step that admitted somebody.", _STEP, "model"
         )
-        self.batch_occupancy = histogram(
-            "batch_occupancy", "Share of the slots that a decoding step used.", _OCCUPANCY, "model"
-        )
+        self.batch_occupancy = histogram("batch_occupancy", "Share of the slots that a step used.", _OCCUPANCY, "model")
         self.beam_width = histogram("beam_width", "Beams per request of a decoding step.", _BEAMS, "model")
         self.moves = counter("cache_moves", "Slots that moved into a freed one.", "model")
         self.relayouts = counter("cache_relayouts", "Changes of the cache bucket.", "model")
@@ -146,9 +144,10 @@ class _StepObserver:
         self._cache_length.set(step.cache_length)
         self._live_cache_entries.set(step.live_entries)
         self._step_seconds.observe(step.step_seconds)
+        if step.active:
+            self._batch_occupancy.observe(step.active / step.slots)
         if step.beam_width:
             self._decode_seconds.observe(step.decode_seconds)
-            self._batch_occupancy.observe(step.active / step.slots)
             self._beam_width.observe(step.beam_width)
         if step.admitted:
             self._encode_seconds.observe(step.encode_seconds)

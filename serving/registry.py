@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 from serving.errors import InvalidRequest, ModelNotFound
 from serving.text.generator import Generator
+from serving.text.pooled import PooledModel
 from serving.text.translator import Translator
 
-Model = Translator | Generator
+Writer = Translator | Generator
+Model = Writer | PooledModel
 
 _MOST_NAMES = 20  # in an error message
 
@@ -27,17 +29,33 @@ class Models:
             raise ModelNotFound(f"the default model {default!r} is not among the loaded ones: {self._names()}")
         self._default = default
 
-    def __iter__(self) -> Iterator[Model]:
-        """By name, then by version."""
-        return (model for versions in self._by_name.values() for model in versions.values())
+    def __iter__(self) -> Iterator[Writer]:
+        """Those that write text, by name, then by version."""
+        models = (model for versions in self._by_name.values() for model in versions.values())
+        return (model for model in models if not isinstance(model, PooledModel))
 
     @contextmanager
-    def use(self, name: str, version: str) -> Iterator[Model]:
+    def use(self, name: str, version: str) -> Iterator[Writer]:
         """Around everything that a call does with a model."""
-        model = self.find(name, version)
+        model = self.find(name, version, pooled=False)
+        if isinstance(model, PooledModel):
+            raise InvalidRequest(f"model {model.card.name!r} writes no text: call Classify or Embed")
+        with self._counted(model):
+            yield model
+
+    @contextmanager
+    def use_pooled(self, name: str, version: str) -> Iterator[PooledModel]:
+        model = self.find(name, version, pooled=True)
+        if not isinstance(model, PooledModel):
+            raise InvalidRequest(f"model {model.card.name!r} neither classifies nor embeds: it writes text")
+        with self._counted(model):
+            yield model
+
+    @contextmanager
+    def _counted(self, model: Model) -> Iterator[None]:
         began, answered = time.monotonic(), False
         try:
-            yield model
+            yield
             answered = True
         finally:
             card = model.card
@@ -59,10 +77,11 @@ class Models:
                 raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates, call Translate")
             yield model
 
-    def find(self, name: str, version: str) -> Model:
-        """An empty name means the default model, or the only one; an empty version the newest."""
+    def find(self, name: str, version: str, pooled: bool = False) -> Model:
+        """An empty name means the default model, or the only one that writes, or that is `pooled`; an empty version the
+        newest."""
         if not name:
-            name = self._default_name()
+            name = self._default_name(pooled)
         versions = self._by_name.get(name)
         if versions is None:
             raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {self._names()}")
@@ -72,15 +91,21 @@ class Models:
             raise ModelNotFound(f"model {name!r} has no version {version[:20]!r} here; there is {', '.join(versions)}")
         return versions[version]
 
-    def _default_name(self) -> str:
-        if self._default is not None:
+    def _default_name(self, pooled: bool) -> str:
+        if self._default is not None and self._is_pooled(self._default) == pooled:
             return self._default
-        if len(self._by_name) != 1:
+        names = [name for name in self._by_name if self._is_pooled(name) == pooled]
+        if not names:
+            raise ModelNotFound(f"no model here can {'classify or embed' if pooled else 'write text'}")
+        if len(names) != 1:
             raise ModelNotFound(
                 f"the request names no model, and there are several: {self._names()}; "
                 "name one (--model), or serve with --default-model"
             )
-        return next(iter(self._by_name))
+        return names[0]
+
+    def _is_pooled(self, name: str) -> bool:
+        return isinstance(next(iter(self._by_name[name].values())), PooledModel)
 
     def _names(self) -> str:
         names = list(self._by_name)

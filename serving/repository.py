@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.errors import ManifestError, ModelError
-from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
+from serving.manifest import MANIFEST_FILE, AnyManifest, read_any_manifest
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -21,7 +21,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
     folder: Path
-    manifest: Manifest
+    manifest: AnyManifest
 
     @property
     def name(self) -> str:
@@ -89,7 +89,7 @@ def _read_version(folder: Path) -> ModelVersion:
         raise ModelError(f"{folder} is not a version: a version is a positive whole number")
     if not (folder / MANIFEST_FILE).exists():
         raise ModelError(f"{folder / MANIFEST_FILE} does not exist: the version is incomplete")
-    manifest = read_manifest(folder)
+    manifest = read_any_manifest(folder)
     expected = (folder.parent.name, int(folder.name))
     if (manifest.name, manifest.version) != expected:
         raise ManifestError(
@@ -99,12 +99,10 @@ def _read_version(folder: Path) -> ModelVersion:
     return ModelVersion(folder, manifest)
 
 
-def verify(folder: Path, manifest: Manifest) -> None:
+def verify(folder: Path, manifest: AnyManifest) -> None:
     """Every file that the manifest names is there and has the content that was written. Reads all of it."""
-    graphs, weights = manifest.graphs, manifest.weights
-    tokenizers = manifest.tokenizers
-    files = (graphs.encoder, graphs.prefill, graphs.step, graphs.score, weights, tokenizers.source, tokenizers.target)
-    hashes = {file.file: file.sha256 for file in files if file is not None}
+    weights = manifest.weights
+    hashes = {file.file: file.sha256 for file in manifest.files}
     for name in hashes:
         if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
             raise ManifestError(f"{folder / MANIFEST_FILE} names the file {name!r}, which is no plain file name")

@@ -12,9 +12,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+from converters.families.recurrent_pooled import RecurrentPooledConverter
 from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
 from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
+from tests.support.pooled import pooled_config, pooled_model, write_pooled
 from tests.support.processes import run_beamline
 from tests.support.tiny_lm import TinyModel, export_tiny_lm
 
@@ -58,3 +60,12 @@ def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> ConvertedLanguageModel:
     """A Llama with grouped queries and rescaled positions, converted. Not to be changed."""
     return convert_language_model(LLAMA, tmp_path_factory.mktemp("language"))
+
+
+@pytest.fixture(scope="session")
+def pooled_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small classifier as version 1 of `mood`. Not to be changed."""
+    folder = tmp_path_factory.mktemp("pooled")
+    source = write_pooled(folder / "source", pooled_model(pooled_config()))
+    RecurrentPooledConverter(source).convert("mood", folder / "repository")
+    return folder / "repository"

@@ -25,8 +25,16 @@ TOKENIZER_FILE = "spm.model"
 _BESIDE_THE_CONFIG = {"model_type", "description", "source_language", "target_language", "decoding"}
 
 
-class Architecture(Protocol):
-    """What the configurations of our modules have in common."""
+class Checked(Protocol):
+    """A configuration that knows what is wrong with it."""
+
+    def problems(self) -> list[str]: ...
+    @classmethod
+    def field_names(cls) -> set[str]: ...
+
+
+class Architecture(Checked, Protocol):
+    """What the configurations of our encoder-decoders have in common."""
 
     @property
     def source_vocab_size(self) -> int: ...
@@ -44,12 +52,9 @@ class Architecture(Protocol):
     def share_embeddings(self) -> bool: ...
     @property
     def tie_output(self) -> bool: ...
-    def problems(self) -> list[str]: ...
-    @classmethod
-    def field_names(cls) -> set[str]: ...
 
 
-AnyArchitecture = TypeVar("AnyArchitecture", bound=Architecture)
+AnyConfig = TypeVar("AnyConfig", bound=Checked)
 
 
 class ReferenceConverter(Converter):
@@ -84,7 +89,7 @@ def loaded(
     )
 
 
-def config_of(kind: type[AnyArchitecture], content: dict[str, object], folder: Path) -> AnyArchitecture:
+def config_of(kind: type[AnyConfig], content: dict[str, object], folder: Path) -> AnyConfig:
     """Our module's configuration out of `config.json`, or every reason against it."""
     names = kind.field_names()
     reasons = [f"config.json: {name!r} is not known" for name in content if name not in names | _BESIDE_THE_CONFIG]

@@ -34,15 +34,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_weights
+from converters.checkpoint import fill, read_parts, read_weights
+from converters.families.generation import stated_defaults
 from converters.families.reference import limits_of, vocabulary_of
 from converters.families.sentencepiece_text import SentencePieceText
 from converters.families.torch_recurrent_original import Linear, Original
-from converters.families.torch_recurrent_weights import StateDict, read_parts
+from converters.families.torch_recurrent_weights import Parts, StateDict
 from converters.modules.recurrent import Recurrent
 from converters.modules.recurrent_graphs import RecurrentSteps
 from serving.errors import UnsupportedCheckpoint
-from serving.manifest import DecodingDefaults
 
 FAMILY = "torch_recurrent"
 
@@ -55,7 +55,7 @@ class TorchRecurrentConverter(Converter):
         self.config = config
 
     def load(self) -> Loaded:
-        parts = read_parts(self.config)
+        parts = read_parts(Parts, self.config)
         state_dict = StateDict(parts, read_weights(self.source, (parts.weights,)), self.config.name)
         if state_dict.reasons:
             raise UnsupportedCheckpoint(str(self.source), state_dict.reasons)
@@ -81,7 +81,7 @@ class TorchRecurrentConverter(Converter):
             target_text=text,
             vocabulary=vocabulary_of(config),
             limits=limits_of(config),
-            defaults=DecodingDefaults(**{"max_length": config.max_positions, **parts.decoding}),
+            defaults=stated_defaults(parts.decoding, limits_of(config), str(self.source)),
             source_languages=(parts.source_language,) if parts.source_language else (),
             target_languages=(parts.target_language,) if parts.target_language else (),
             description=parts.description,

@@ -5,41 +5,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from converters.checkpoint import read_json
+from converters.families.parts import SequenceParts
 from converters.families.torch_recurrent_original import Linear, Stack
 from converters.modules.recurrent_config import RecurrentConfig
-from serving.errors import UnsupportedCheckpoint
 
 _CELLS = {4: "lstm", 3: "gru"}  # by gates
 _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-class Parts(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    family: str
-    weights: str = "model.safetensors"
-    tokenizer: str = "spm.model"
+class Parts(SequenceParts):
     encoder: str
     decoder: str
-    source_embedding: str
-    target_embedding: str
-    output: str
-    output_bias: str | None = None
     nonlinearity: Literal["tanh", "relu"] = "tanh"
     merge: str = "concat"
     reverse_source: bool = False
     bridge: str = "copy"
     bridge_from: str = "each"
-    bridge_hidden: list[str] = []
-    bridge_cell: list[str] = []
+    bridge_hidden: tuple[str, ...] = ()
+    bridge_cell: tuple[str, ...] = ()
     attention: str = "none"
     attention_order: str = "new"
     attention_query: str | None = None
@@ -49,56 +37,35 @@ class Parts(BaseModel):
     attention_place_energy: str | None = None
     window: str = "all"
     window_radius: int = 0
-    decoder_input: list[Literal["embedding", "context", "fed"]] = ["embedding"]
+    decoder_input: tuple[Literal["embedding", "context", "fed"], ...] = ("embedding",)
     readout: str | None = None
     readout_activation: Literal["tanh", "none"] = "tanh"
-    readout_input: list[Literal["hidden", "context", "embedding"]] = ["hidden"]
-    max_positions: int
-    pad_id: int
-    eos_id: int
-    decoder_start_id: int
-    source_eos: bool = True
-    decoding: dict[str, Any] = {}
-    source_language: str | None = None
-    target_language: str | None = None
-    description: str = ""
+    readout_input: tuple[Literal["hidden", "context", "embedding"], ...] = ("hidden",)
 
 
-def read_parts(path: Path) -> Parts:
-    try:
-        return Parts.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UnsupportedCheckpoint(
-            str(path),
-            [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()],
-        ) from error
+class NamedTensors:
+    """The tensors of a state dict, found by the names that a config gives; and every name that is not there."""
 
-
-class StateDict:
-    """Their tensors, found by the names that the config gives."""
-
-    def __init__(self, parts: Parts, tensors: dict[str, Tensor], file: str) -> None:
-        self.parts, self.tensors = parts, tensors
+    def __init__(self, tensors: dict[str, Tensor], file: str) -> None:
+        self.tensors = tensors
         self.reasons: list[str] = []
         self.used: set[str] = set()
         self._file = file
-        for field in ("source_embedding", "target_embedding", "output", "output_bias"):
-            name = getattr(parts, field)
-            if name is not None and name not in tensors:
-                self.reasons.append(f"{file}: {field} is {name!r}, which the weights don't have")
-            elif name is not None:
-                self.used.add(name)
-        self.stacks = {field: self._stack(field, getattr(parts, field)) for field in ("encoder", "decoder")}
-        self.linears = {field: self._linear(field, name) for field, name in self._named_linears()}
-        if not self.reasons:
-            self._check_stacks()
 
     def optional(self, name: str | None) -> Tensor | None:
         return None if name is None else self.tensors[name]
 
-    # -- finding ---------------------------------------------------------------------------------------------------
+    def unused(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.used}
 
-    def _stack(self, field: str, prefix: str) -> Stack:
+    def tensor(self, field: str, name: str) -> Tensor:
+        if name not in self.tensors:
+            self.reasons.append(f"{self._file}: {field} is {name!r}, which the weights don't have")
+            return torch.zeros(1, 1)
+        self.used.add(name)
+        return self.tensors[name]
+
+    def stack(self, field: str, prefix: str, nonlinearity: str) -> Stack:
         """An nn.RNN, LSTM or GRU by layer and direction, or a cell of that kind."""
         start = re.escape(f"{prefix}." if prefix else "")
         layers: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -114,9 +81,37 @@ class StateDict:
             for bias in ("bias_ih", "bias_hh"):
                 layer.setdefault(bias, torch.zeros(len(layer["weight_ih"])))
         width = layers[0, 0]["weight_hh"].shape[1]
-        cell = _CELLS.get(len(layers[0, 0]["weight_hh"]) // width, f"rnn_{self.parts.nonlinearity}")
+        cell = _CELLS.get(len(layers[0, 0]["weight_hh"]) // width, f"rnn_{nonlinearity}")
         depth, directions = 1 + max(number for number, _ in layers), 1 + max(way for _, way in layers)
         return Stack(layers, cell, depth, directions, width)
+
+    def linear(self, field: str, name: str) -> Linear:
+        """An nn.Linear, or a bare parameter; a vector is a matrix of one row."""
+        weight = name if name in self.tensors else f"{name}.weight"
+        if weight not in self.tensors:
+            self.reasons.append(f"{self._file}: {field} is {name!r}, which the weights don't have")
+            return Linear(torch.zeros(1, 1), None)
+        bias = f"{name}.bias" if weight != name and f"{name}.bias" in self.tensors else None
+        self.used.update(filter(None, (weight, bias)))
+        matrix = self.tensors[weight]
+        return Linear(matrix[None, :] if matrix.dim() == 1 else matrix, self.optional(bias))
+
+
+class StateDict(NamedTensors):
+    """The parts of an encoder-decoder."""
+
+    def __init__(self, parts: Parts, tensors: dict[str, Tensor], file: str) -> None:
+        super().__init__(tensors, file)
+        self.parts = parts
+        for field in ("source_embedding", "target_embedding", "output", "output_bias"):
+            if (name := getattr(parts, field)) is not None:
+                self.tensor(field, name)
+        self.stacks = {
+            field: self.stack(field, getattr(parts, field), parts.nonlinearity) for field in ("encoder", "decoder")
+        }
+        self.linears = {field: self.linear(field, name) for field, name in self._named_linears()}
+        if not self.reasons:
+            self._check_stacks()
 
     def _check_stacks(self) -> None:
         encoder, decoder = self.stacks["encoder"], self.stacks["decoder"]
@@ -155,17 +150,6 @@ class StateDict:
         for field in ("bridge_hidden", "bridge_cell"):
             for number, name in enumerate(getattr(self.parts, field)):
                 yield f"{field}.{number}", name
-
-    def _linear(self, field: str, name: str) -> Linear:
-        """An nn.Linear, or a bare parameter; a vector is a matrix of one row."""
-        weight = name if name in self.tensors else f"{name}.weight"
-        if weight not in self.tensors:
-            self.reasons.append(f"{self._file}: {field} is {name!r}, which the weights don't have")
-            return Linear(torch.zeros(1, 1), None)
-        bias = f"{name}.bias" if weight != name and f"{name}.bias" in self.tensors else None
-        self.used.update(filter(None, (weight, bias)))
-        matrix = self.tensors[weight]
-        return Linear(matrix[None, :] if matrix.dim() == 1 else matrix, self.optional(bias))
 
     # -- mapping -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +196,7 @@ class StateDict:
     def mapped(self, config: RecurrentConfig) -> dict[str, Tensor]:
         """Their names -> ours. What has no place of ours keeps its name, so that `fill` reports it."""
         parts = self.parts
-        mapped = {name: tensor for name, tensor in self.tensors.items() if name not in self.used}
+        mapped = self.unused()
         mapped["source_embedding.weight"] = self.tensors[parts.source_embedding]
         mapped["target_embedding.weight"] = self.tensors[parts.target_embedding]
         for (layer, way), weights in self.stacks["encoder"].layers.items():

@@ -28,15 +28,14 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights, reasons_of
+from converters.checkpoint import fill, read_parts, read_weights
 from converters.families.generation import stated_defaults
+from converters.families.parts import SequenceParts
 from converters.families.reference import limits_of, vocabulary_of
 from converters.families.sentencepiece_text import SentencePieceText
 from converters.modules.transformer import Transformer, TransformerConfig
@@ -46,34 +45,16 @@ from serving.errors import UnsupportedCheckpoint
 FAMILY = "torch_transformer"
 
 
-class Parts(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    family: str
-    weights: str = "model.safetensors"
-    tokenizer: str = "spm.model"
+class Parts(SequenceParts):
     transformer: str
-    source_embedding: str
-    target_embedding: str
-    output: str
-    output_bias: str | None = None
     source_positions: str | None = None
     target_positions: str | None = None
     heads: int
     norm_first: bool = False
     activation: str = "relu"
     positions: str = "sinusoidal"
-    max_positions: int
     scale_embedding: bool = True
     layer_norm_eps: float = 1e-5
-    pad_id: int
-    eos_id: int
-    decoder_start_id: int
-    source_eos: bool = True
-    decoding: dict[str, Any] = {}
-    source_language: str | None = None
-    target_language: str | None = None
-    description: str = ""
 
 
 class TorchTransformerConverter(Converter):
@@ -84,7 +65,7 @@ class TorchTransformerConverter(Converter):
         self.config = config
 
     def load(self) -> Loaded:
-        parts = _read_parts(self.config)
+        parts = read_parts(Parts, self.config)
         tensors = read_weights(self.source, (parts.weights,))
         reasons = [
             f"{self.config.name}: {name} is {tensor!r}, which the weights don't have"
@@ -116,13 +97,6 @@ class TorchTransformerConverter(Converter):
             target_languages=(parts.target_language,) if parts.target_language else (),
             description=parts.description,
         )
-
-
-def _read_parts(path: Path) -> Parts:
-    try:
-        return Parts.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UnsupportedCheckpoint(str(path), reasons_of(error)) from error
 
 
 def _named(parts: Parts) -> dict[str, str]:

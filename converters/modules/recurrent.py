@@ -8,19 +8,18 @@ Shapes in comments: B requests, S source positions, T target positions, d what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor, nn
 
-from converters.modules.recurrent_cells import EncoderLayer, State, merge_directions, reversed_places
+from converters.modules.initial import reset
+from converters.modules.recurrent_cells import EncoderLayer, RunLayer, State, read_layers, reversed_places
 from converters.modules.recurrent_config import RecurrentConfig
 from converters.modules.recurrent_decoder import Bridge, Decoder, Memory
 from converters.modules.recurrent_loop import over_time
 
 __all__ = ["Memory", "Recurrent", "RecurrentConfig"]
-
-RunLayer = Callable[[Tensor, Tensor], tuple[Tensor, State]]  # as `EncoderLayer.forward`
 
 
 class Recurrent(nn.Module):
@@ -39,18 +38,9 @@ class Recurrent(nn.Module):
         self.decoder = Decoder(config)
         self.output = nn.Linear(config.hidden_width, config.target_vocab_size, bias=config.output_bias)
         self.dropout = nn.Dropout(config.dropout)
-        self.reset()
+        reset(self, config.embedding_width)
         if config.tie_output:
             self.output.weight = target.weight
-
-    def reset(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.embedding_width**-0.5)
 
     def encode(self, source: Tensor, source_mask: Tensor, layers: Sequence[RunLayer] | None = None) -> Memory:
         """source [B, S], source_mask [B, S] (true where there is a token; sources begin at the left). `layers` may
@@ -59,12 +49,8 @@ class Recurrent(nn.Module):
         lengths = source_mask.sum(1)
         places = reversed_places(lengths, source.shape[1]) if config.reverse_source else None
         x = self.dropout(self.source_embedding(source if places is None else source.gather(1, places)))
-        last: list[State] = []
-        for number, layer in enumerate(layers or cast(list[RunLayer], list(self.encoder))):
-            outputs, state = layer(self.dropout(x) if number else x, lengths)
-            last.append(tuple(merge_directions(part, config.merge) for part in state))
-            merged = merge_directions(outputs, config.merge)
-            x = merged + x if config.adds_input(number) else merged
+        stack = layers or cast(list[RunLayer], list(self.encoder))
+        x, last = read_layers(config, stack, x, lengths, self.dropout)
         return self._remember(x, last, places)
 
     def _remember(self, x: Tensor, last: Sequence[State], places: Tensor | None) -> Memory:

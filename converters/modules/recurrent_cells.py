@@ -7,6 +7,7 @@ Shapes in comments: B requests, S source positions, D directions, w the width of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -14,14 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from converters.modules.recurrent_config import GATES, RecurrentConfig
+from converters.modules.recurrent_config import GATES, EncoderStack
 
 State = tuple[Tensor, ...]  # (hidden,) or, of an LSTM, (hidden, cell)
+RunLayer = Callable[[Tensor, Tensor], tuple[Tensor, State]]  # as `EncoderLayer.forward`
 _FUSED = {"rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu, "gru": torch.gru, "lstm": torch.lstm}
 
 
 class Cell(nn.Module):
-    def __init__(self, config: RecurrentConfig, inputs: int, width: int) -> None:
+    def __init__(self, config: EncoderStack, inputs: int, width: int) -> None:
         super().__init__()
         self.kind, self.width = config.cell, width
         self.coupled = config.coupled_gates
@@ -89,7 +91,7 @@ class Cell(nn.Module):
 class EncoderLayer(nn.Module):
     """One layer over a whole source, in one direction or in both."""
 
-    def __init__(self, config: RecurrentConfig, inputs: int, directions: int) -> None:
+    def __init__(self, config: EncoderStack, inputs: int, directions: int) -> None:
         super().__init__()
         self.cells = nn.ModuleList(Cell(config, inputs, config.encoder_width) for _ in range(directions))
 
@@ -139,6 +141,23 @@ def _run(cell: Cell, x: Tensor, valid: Tensor, backwards: bool) -> tuple[Tensor,
         state = tuple(torch.where(valid[:, place], after, before) for after, before in zip(new, state, strict=True))
         outputs[place] = torch.where(valid[:, place], state[0], 0.0)
     return torch.stack(outputs, dim=1), state
+
+
+def read_layers(
+    config: EncoderStack,
+    layers: Sequence[RunLayer],
+    x: Tensor,
+    lengths: Tensor,
+    dropout: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, list[State]]:
+    """x [B, S, e] through a stack -> the top layer's outputs [B, S, m], and each layer's last state, merged."""
+    last: list[State] = []
+    for number, layer in enumerate(layers):
+        outputs, state = layer(dropout(x) if number else x, lengths)
+        last.append(tuple(merge_directions(part, config.merge) for part in state))
+        merged = merge_directions(outputs, config.merge)
+        x = merged + x if config.adds_input(number) else merged
+    return x, last
 
 
 def merge_directions(x: Tensor, how: str) -> Tensor:

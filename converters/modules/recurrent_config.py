@@ -30,8 +30,53 @@ _SIZES = (
 )
 
 
+class EncoderStack:
+    """What follows from a configuration that has a stack of recurrent layers which read."""
+
+    embedding_width: int
+    encoder_width: int  # of one direction
+    encoder_layers: int
+    cell: str
+    peepholes: bool
+    coupled_gates: bool
+    bidirectional: str
+    merge: str
+    residual_from: int | None
+
+    def directions(self, layer: int) -> int:
+        return 2 if self.bidirectional == "all" or (self.bidirectional == "bottom" and layer == 0) else 1
+
+    def encoder_output(self, layer: int) -> int:
+        return self.encoder_width * (self.directions(layer) if self.merge == "concat" else 1)
+
+    def encoder_input(self, layer: int) -> int:
+        return self.encoder_output(layer - 1) if layer else self.embedding_width
+
+    @property
+    def memory_width(self) -> int:
+        return self.encoder_output(self.encoder_layers - 1)
+
+    def adds_input(self, layer: int) -> bool:
+        return self.residual_from is not None and layer >= self.residual_from
+
+    def reading_problems(self) -> list[str]:
+        found = []
+        if self.cell != "lstm":
+            found += [f"{name} needs cell 'lstm'" for name in ("peepholes", "coupled_gates") if getattr(self, name)]
+        if self.residual_from is not None:
+            if self.residual_from < 1:
+                found.append(f"residual_from is {self.residual_from}; the bottom layer 0 can't add its input")
+            found += [
+                f"residual_from is {self.residual_from}, but encoder layer {layer} turns "
+                f"{self.encoder_input(layer)} values into {self.encoder_output(layer)}"
+                for layer in range(max(1, self.residual_from), self.encoder_layers)
+                if self.encoder_input(layer) != self.encoder_output(layer)
+            ]
+        return found
+
+
 @dataclass(frozen=True)
-class RecurrentConfig:
+class RecurrentConfig(EncoderStack):
     """Everything that shapes the network, and the ids it was trained with."""
 
     source_vocab_size: int
@@ -103,19 +148,6 @@ class RecurrentConfig:
     def states_per_layer(self) -> int:
         return 2 if self.cell == "lstm" else 1
 
-    def directions(self, layer: int) -> int:
-        return 2 if self.bidirectional == "all" or (self.bidirectional == "bottom" and layer == 0) else 1
-
-    def encoder_output(self, layer: int) -> int:
-        return self.encoder_width * (self.directions(layer) if self.merge == "concat" else 1)
-
-    def encoder_input(self, layer: int) -> int:
-        return self.encoder_output(layer - 1) if layer else self.embedding_width
-
-    @property
-    def memory_width(self) -> int:
-        return self.encoder_output(self.encoder_layers - 1)
-
     @property
     def has_context(self) -> bool:
         return self.attention != "none" or self.fixed_context
@@ -148,9 +180,6 @@ class RecurrentConfig:
             return 0
         return self.memory_width if self.readout == "none" else self.readout_width
 
-    def adds_input(self, layer: int) -> bool:
-        return self.residual_from is not None and layer >= self.residual_from
-
     # -- what is wrong with it ---------------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
@@ -173,18 +202,7 @@ class RecurrentConfig:
         return found or [*self._stack_problems(), *self._attention_problems(), *self._head_problems()]
 
     def _stack_problems(self) -> list[str]:
-        found = []
-        if self.cell != "lstm":
-            found += [f"{name} needs cell 'lstm'" for name in ("peepholes", "coupled_gates") if getattr(self, name)]
-        if self.residual_from is not None:
-            if self.residual_from < 1:
-                found.append(f"residual_from is {self.residual_from}; the bottom layer 0 can't add its input")
-            found += [
-                f"residual_from is {self.residual_from}, but encoder layer {layer} turns "
-                f"{self.encoder_input(layer)} values into {self.encoder_output(layer)}"
-                for layer in range(max(1, self.residual_from), self.encoder_layers)
-                if self.encoder_input(layer) != self.encoder_output(layer)
-            ]
+        found = self.reading_problems()
         if self.bridge == "zero":
             return found
         if self.bridge_from == "each" and self.encoder_layers != self.decoder_layers:

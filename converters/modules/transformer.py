@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from converters.modules.initial import reset
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned")
 
@@ -248,18 +250,9 @@ class Transformer(nn.Module):
         norm = (lambda: nn.LayerNorm(config.d_model, config.norm_eps)) if config.final_norm else nn.Identity
         self.encoder_norm, self.decoder_norm = norm(), norm()
         self.output = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
-        self.reset()
+        reset(self, config.d_model)
         if config.tie_output:
             self.output.weight = target.weight
-
-    def reset(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
 
     @property
     def decoder_layers(self) -> list[DecoderLayer]:

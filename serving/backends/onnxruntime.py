@@ -78,7 +78,7 @@ class OnnxRuntimeBackend:
         self._binding: ort.IOBinding | None = None
 
     def _open(self, file: str) -> ort.InferenceSession:
-        return _session(self._folder / file, self._threads, int8=self.manifest.precision == "int8")
+        return open_session(self._folder / file, self._threads, int8=self.manifest.precision == "int8")
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class OnnxRuntimeBackend:
     def encode(self, sources: Sequence[Sequence[int]]) -> list[_Memory]:
         if self._encoder is None:  # a decoder-only model without a prefill graph: there is nothing to know beforehand
             return [_Memory({}, 0, 0) for _ in sources]
-        padded, mask = _pad(sources, self.manifest.vocabulary.pad_id)
+        padded, mask = pad(sources, self.manifest.vocabulary.pad_id)
         names = [output.name for output in self._encoder.get_outputs()]
         values = self._encoder.run(names, {"source": padded, "source_mask": mask})
         tensors = dict(zip(names, values, strict=True))
@@ -187,7 +187,7 @@ class OnnxRuntimeBackend:
         )
 
     def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
-        padded, mask = _pad([source], self.manifest.vocabulary.pad_id)
+        padded, mask = pad([source], self.manifest.vocabulary.pad_id)
         feeds = {
             "source": padded,
             "source_mask": mask,
@@ -201,9 +201,9 @@ class OnnxRuntimeBackend:
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
         pad_id = self.manifest.vocabulary.pad_id
-        feeds: dict[str, NDArray[Any]] = {"target": _pad(targets, pad_id)[0], "labels": _pad(labels, pad_id)[0]}
+        feeds: dict[str, NDArray[Any]] = {"target": pad(targets, pad_id)[0], "labels": pad(labels, pad_id)[0]}
         if sources is not None:
-            feeds["source"], feeds["source_mask"] = _pad(sources, pad_id)
+            feeds["source"], feeds["source_mask"] = pad(sources, pad_id)
         (log_probs,) = self._score_graph().run(["token_log_probs"], feeds)
         return [row[: len(label)] for row, label in zip(log_probs, labels, strict=True)]
 
@@ -287,7 +287,7 @@ class OnnxRuntimeBackend:
         self.zero(0)
 
 
-def _session(path: Path, threads: int, int8: bool) -> ort.InferenceSession:
+def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -306,7 +306,7 @@ def _session(path: Path, threads: int, int8: bool) -> ort.InferenceSession:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
 
 
-def _pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Ints, NDArray[np.bool_]]:
+def pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Ints, NDArray[np.bool_]]:
     """[rows, longest] ids, and a mask that is true where there is one."""
     longest = max(map(len, sources))
     ids = np.full((len(sources), longest), pad_id, np.int64)

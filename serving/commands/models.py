@@ -48,6 +48,9 @@ def _size(folder: Path) -> int:
 def _parity(path: Path) -> str:
     try:
         certificate = json.loads(path.read_text(encoding="utf-8"))
+        if "label_exact_share" in certificate:  # of a model that classifies or embeds
+            difference, share = float(certificate["max_difference"]), float(certificate["label_exact_share"])
+            return f"values within {difference:.1e}, {share:.1%} label-exact"
         difference = float(certificate["max_log_prob_difference"])
         share = float(certificate["beam_exact_share"])
     except FileNotFoundError:

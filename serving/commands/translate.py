@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 from tqdm import tqdm
 
 from protos import beamline_pb2 as pb
-from serving.client import CallFailed, Client
-from serving.commands.connection import add_connection, credentials_of
+from serving.client import CallFailed
+from serving.commands.lines import add_text_arguments, client_for, lines_of
 from serving.errors import BeamlineError
 
 HELP = "translate texts with a running server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="default: lines from standard input")
-    add_connection(parser)
+    add_text_arguments(parser)
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
     )
-    parser.add_argument("--file", type=Path, metavar="F", help="read lines from a file")
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
     parser.add_argument("--progress", action="store_true", help="show the progress bar even without a terminal")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.text and args.file:
-        raise BeamlineError("give texts or --file, not both")
     for name in ("beam", "nbest"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -41,10 +35,8 @@ def run(args: argparse.Namespace) -> int:
     if args.beam is not None and args.nbest is not None and args.nbest > args.beam:
         raise BeamlineError(f"--nbest is {args.nbest}; a beam of {args.beam} gives at most {args.beam}")
     with ExitStack() as stack:
-        lines = _lines(args, stack)
-        # Who types wants each answer before the next question.
-        typing = not args.text and args.file is None and sys.stdin.isatty()
-        client = stack.enter_context(Client(args.target, 1 if typing else 32, credentials_of(args)))
+        lines = lines_of(args, stack)
+        client, typing = client_for(args, stack)
         answers = client.translate(lines, lambda line: question(args, line))
         quiet = not args.progress and (bool(args.text) or typing or not sys.stderr.isatty())
         refused = 0
@@ -57,26 +49,6 @@ def run(args: argparse.Namespace) -> int:
             for output in shown(answer, args.scores):
                 print(output, flush=typing)
     return 1 if refused else 0
-
-
-def _lines(args: argparse.Namespace, stack: ExitStack) -> Iterable[str]:
-    if args.text:
-        return list(args.text)
-    if args.file is None:
-        sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        return _stripped(sys.stdin)
-    try:
-        return _stripped(stack.enter_context(args.file.open(encoding="utf-8")))
-    except OSError as error:
-        raise BeamlineError(f"{args.file} can't be read: {error.strerror}") from error
-
-
-def _stripped(lines: Iterable[str]) -> Iterator[str]:
-    try:
-        for line in lines:
-            yield line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise BeamlineError(f"the input is not UTF-8: {error}") from error
 
 
 def question(args: argparse.Namespace, line: str) -> pb.TranslateRequest:

@@ -9,10 +9,11 @@ from pathlib import Path
 from serving.backends.fake import FakeBackend, fake_manifest
 from serving.engine.core import Engine
 from serving.engine.plan import Plan
+from serving.engine.pooled import PooledEngine
 from serving.engine.request import DecodingOptions, Request
 from serving.engine.stats import StepStats
 from serving.errors import ModelError
-from serving.manifest import Manifest
+from serving.manifest import Manifest, PooledManifest
 
 Observe = Callable[[StepStats], None]
 
@@ -52,6 +53,24 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
         _warm_up(engine)
     engine.observe = observe  # nobody wants to see the warm-up in the metrics
     return engine
+
+
+def load_pooled(folder: Path, manifest: PooledManifest, settings: EngineSettings, observe: Observe) -> PooledEngine:
+    from serving.backends.pooled import OnnxRuntimePooled
+
+    backend = OnnxRuntimePooled(folder, manifest, settings.threads)
+    if settings.warm_up:
+        source = (manifest.pad_id,) * min(16, manifest.max_source_length)
+        for rows in sorted({1, settings.slots}):
+            backend.run([source] * rows)
+    return PooledEngine(
+        manifest,
+        backend,
+        rows=settings.slots,
+        max_queue=settings.max_queue,
+        early_refusal=settings.early_refusal,
+        observe=observe,
+    )
 
 
 def fake_engine(settings: FakeSettings, observe: Observe, language_model: bool = False) -> Engine:

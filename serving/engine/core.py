@@ -21,6 +21,7 @@ import numpy as np
 from serving.backends.base import Backend, StepOutputs
 from serving.engine.admission import Admission
 from serving.engine.device import step_inputs, step_views
+from serving.engine.dropped import DROPPED
 from serving.engine.intake import EncoderIntake, Intake
 from serving.engine.job import Job
 from serving.engine.plan import Plan
@@ -28,24 +29,13 @@ from serving.engine.prefix_cache import PrefixCache
 from serving.engine.prompts import PromptIntake
 from serving.engine.request import Hypothesis, Request, Result, Timings
 from serving.engine.room import Room
-from serving.engine.scheduler import Reason, Scheduler
+from serving.engine.scheduler import Scheduler
 from serving.engine.scoring import Scoring, ScoringRequest
 from serving.engine.stats import Finished, Outcome, StepStats
-from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
+from serving.errors import ComputeError, InvalidRequest, ShuttingDown
 from serving.manifest import Manifest
 
 log = logging.getLogger(__name__)
-
-
-# What a request that will not go on is answered, and counted as.
-_DROPPED: dict[Reason, tuple[Callable[[], Exception], Outcome]] = {
-    Reason.CANCELLED: (lambda: Cancelled("cancelled by the client"), Outcome.CANCELLED),
-    Reason.DEADLINE: (lambda: DeadlinePassed("the deadline is over"), Outcome.DEADLINE),
-    Reason.QUEUE_TIMEOUT: (
-        lambda: Overloaded("no slot was free within the call's queue timeout; try again later, or allow more"),
-        Outcome.QUEUE_TIMEOUT,
-    ),
-}
 
 
 @dataclass(slots=True)
@@ -194,7 +184,7 @@ class Engine:
             self._scheduler.cancel(request_id)
             self._scoring.cancel(request_id)
         for dropped in self._scheduler.sweep(now):
-            error, outcome = _DROPPED[dropped.reason]
+            error, outcome = DROPPED[dropped.reason]
             if dropped.slot is None:
                 if dropped.waited:
                     self._left_queue([dropped.request])

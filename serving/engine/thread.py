@@ -5,22 +5,41 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from serving.engine.core import Engine
 from serving.engine.fairness import FairShare
 from serving.errors import ComputeError, ShuttingDown
+from serving.manifest import AnyManifest
 
 log = logging.getLogger(__name__)
 
 
+class Driven(Protocol):
+    """What the thread needs of an engine, whatever it computes."""
+
+    wake: Callable[[], None]
+
+    @property
+    def manifest(self) -> AnyManifest: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def step(self) -> object: ...
+
+    def drain(self) -> None: ...
+
+    def fail_everything(self, error: Exception) -> None: ...
+
+
 class EngineThread:
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Driven]) -> None:
         self.engines = list(engines)
         self._wake = threading.Event()
         self._idle = threading.Event()
         self._stopping = False
-        self._turns: FairShare[Engine] = FairShare()
+        self._turns: FairShare[Driven] = FairShare()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         for engine in self.engines:
             engine.wake = self._wake.set

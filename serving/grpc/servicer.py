@@ -38,6 +38,14 @@ class InferenceServicer(beamline_pb2_grpc.InferenceServicer):  # type: ignore[mi
         with self._lifecycle.call(), self._models.use(request.model, request.version) as model:
             return await model.score(request, _deadline(context))
 
+    async def Classify(self, request: pb.ClassifyRequest, context: Any) -> pb.ClassifyResponse:
+        with self._lifecycle.call(), self._models.use_pooled(request.model, request.version) as model:
+            return await model.classify(request, _deadline(context))
+
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
+        with self._lifecycle.call(), self._models.use_pooled(request.model, request.version) as model:
+            return await model.embed(request, _deadline(context))
+
 
 async def _write_all(replies: AsyncGenerator[Any], context: Any) -> None:
     """Written here, not yielded: so a caller that goes away is noticed here, and its slots are free at once."""

@@ -15,6 +15,7 @@ import pytest
 from converters.recognise import converter_for
 from serving.cli import INTERRUPTED
 from serving.engine.request import DecodingOptions
+from serving.manifest import read_manifest
 from serving.repository import scan, verify
 from tests.support.checkpoints import EOS
 from tests.support.engines import decode, make_engine, results
@@ -51,7 +52,7 @@ def check_listed_only_if_complete(repository: Path) -> int:
     versions = scan(repository).models.get("de", ())
     for version in versions:
         verify(version.folder, version.manifest)
-        engine = make_engine(version.folder, version.manifest, slots=1)
+        engine = make_engine(version.folder, read_manifest(version.folder), slots=1)
         options = DecodingOptions(beam_size=2, num_hypotheses=1, max_length=6)
         results(decode(engine, [((5, 6, EOS), options)]))
     return len(versions)

@@ -148,7 +148,7 @@ def test_tensors_that_have_no_place(tmp_path: Path) -> None:
 def test_a_config_that_is_not_understood(tmp_path: Path) -> None:
     folder = write_user_model(tmp_path, user_model(Additive))
     edit(folder / "config.json", decoder_input=["soup"], max_positions="many", colour="red")
-    assert [reason.partition(":")[0] for reason in reasons_of(folder)] == ["decoder_input.0", "max_positions", "colour"]
+    assert [reason.partition(":")[0] for reason in reasons_of(folder)] == ["max_positions", "decoder_input.0", "colour"]
 
 
 # -- ours ------------------------------------------------------------------------------------------------------------

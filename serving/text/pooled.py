@@ -1,0 +1,222 @@
+"""A model that classifies or embeds, as its callers see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from protos import beamline_pb2 as pb
+from serving.backends.base import Floats
+from serving.bridge import deliver
+from serving.calls import current_call
+from serving.config import TextLimits
+from serving.engine.pooled import Pooled, PooledRequest
+from serving.errors import InvalidRequest, Overloaded
+from serving.manifest import PooledManifest
+from serving.text.protocol import Tokenizer
+
+_LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
+_POOLINGS = {
+    pb.POOLING_LAST: "last",
+    pb.POOLING_MEAN: "mean",
+    pb.POOLING_MAX: "max",
+    pb.POOLING_ATTENTION: "attention",
+}
+
+
+class Reads(Protocol):
+    """What the doors use of an engine. Both methods may be called from any thread and never block."""
+
+    def submit(self, request: PooledRequest) -> None:
+        """Raises `Overloaded` or `ShuttingDown`."""
+        ...
+
+    def cancel(self, request_id: int) -> None: ...
+
+
+class PooledModel:
+    def __init__(
+        self, card: PooledManifest, engine: Reads, tokenizer: Tokenizer, limits: TextLimits, workers: Executor
+    ) -> None:
+        self.card = card
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._workers = workers
+
+    async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
+        """`deadline` is on `time.monotonic()`."""
+        if not self.card.labels:
+            raise InvalidRequest(f"model {self.card.name} has no labels: it can embed, but not classify")
+        count = len(self.card.labels)
+        wanted = request.top_k if request.HasField("top_k") else count
+        if not 1 <= wanted <= count:
+            raise InvalidRequest(f"top_k is {wanted}; this model has {count} labels: 1 to {count}")
+        sources = await self._read(request.ByteSize(), request.inputs, request.truncate)
+        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
+        return pb.ClassifyResponse(
+            model=self.card.name,
+            version=str(self.card.version),
+            classifications=[
+                pb.Classification(
+                    labels=self._best(pooled.outputs["probabilities"], wanted),
+                    source_tokens=len(source),
+                    timings=_timings(pooled),
+                )
+                for source, pooled in zip(sources, found, strict=True)
+            ],
+        )
+
+    async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbedResponse:
+        pooling = self._pooling(request)
+        normalize = request.normalize if request.HasField("normalize") else self.card.normalize
+        sources = await self._read(request.ByteSize(), request.inputs, request.truncate)
+        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
+        return pb.EmbedResponse(
+            model=self.card.name,
+            version=str(self.card.version),
+            embeddings=[
+                pb.Embedding(
+                    values=_vector(pooled.outputs[f"vector_{pooling}"], normalize).tolist(),
+                    source_tokens=len(source),
+                    timings=_timings(pooled),
+                )
+                for source, pooled in zip(sources, found, strict=True)
+            ],
+        )
+
+    def _pooling(self, request: pb.EmbedRequest) -> str:
+        if not request.pooling:
+            return self.card.poolings[0]
+        name = _POOLINGS.get(request.pooling)
+        if name not in self.card.poolings:
+            raise InvalidRequest(
+                f"pooling is {name or int(request.pooling)}; "
+                f"model {self.card.name} knows {', '.join(self.card.poolings)}"
+            )
+        return name
+
+    def _best(self, probabilities: Floats, count: int) -> list[pb.Label]:
+        order = np.argsort(-probabilities, kind="stable")[:count].tolist()
+        return [
+            pb.Label(name=self.card.labels[index], index=index, probability=float(probabilities[index]))
+            for index in order
+        ]
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, size: int, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
+        def work() -> list[tuple[int, ...]]:
+            return self._sources(inputs, truncate)
+
+        if size > _LARGE:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        return work()
+
+    def _sources(self, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
+        limits = self._limits
+        if not inputs:
+            raise InvalidRequest(f"inputs is empty; give 1 to {limits.max_inputs}")
+        if len(inputs) > limits.max_inputs:
+            raise InvalidRequest(f"the call has {len(inputs)} inputs; at most {limits.max_inputs} are allowed")
+        return [self._source(f"inputs[{index}]", item, truncate) for index, item in enumerate(inputs)]
+
+    def _source(self, where: str, item: pb.Input, truncate: bool) -> tuple[int, ...]:
+        kind = item.WhichOneof("kind")
+        if kind == "text":
+            where = f"{where}.text"
+            if len(item.text.encode("utf-8")) > self._limits.max_text_bytes:
+                raise InvalidRequest(
+                    f"{where} is longer than {self._limits.max_text_bytes} bytes, the most that one text may have"
+                )
+            if not item.text.strip():
+                raise InvalidRequest(f"{where} is empty; there is nothing to read")
+            ids: Sequence[int] = self._tokenizer.encode(item.text)
+        elif kind == "token_ids":
+            where = f"{where}.token_ids"
+            ids = item.token_ids.ids
+            size = self.card.vocabulary_size
+            if ids and max(ids) >= size:
+                raise InvalidRequest(f"{where} contains {max(ids)}; this model's vocabulary has ids 0 to {size - 1}")
+        elif kind == "features":
+            raise InvalidRequest(f"{where} has features, but model {self.card.name} reads text: give text or token_ids")
+        else:
+            raise InvalidRequest(f"{where} is empty: give text or token_ids")
+        if not ids:
+            raise InvalidRequest(f"{where} has no tokens; there is nothing to read")
+        limit = self.card.max_source_length
+        if len(ids) > limit and not truncate:
+            raise InvalidRequest(
+                f"{where} has {len(ids)} tokens; this model reads at most {limit}: send less, or set truncate"
+            )
+        return tuple(ids[:limit])
+
+
+async def read_all(
+    engine: Reads, sources: Sequence[tuple[int, ...]], deadline: float | None, max_in_flight: int
+) -> list[Pooled]:
+    """The answers in the order of the sources, no more than `max_in_flight` with the engine at once. If one fails, or
+    the caller goes away, the rest are cancelled."""
+    loop, call = asyncio.get_running_loop(), current_call()
+    pending: dict[int, tuple[int, asyncio.Future[Pooled]]] = {}
+    found: dict[int, Pooled] = {}
+
+    def submit(number: int) -> bool:
+        answer: asyncio.Future[Pooled] = loop.create_future()
+        request = PooledRequest(
+            sources[number],
+            partial(deliver, loop, partial(_settle, answer)),
+            deadline,
+            priority=call.priority,
+            queue_deadline=None if call.queue_timeout is None else time.monotonic() + call.queue_timeout,
+        )
+        try:
+            engine.submit(request)
+        except Overloaded:
+            if not pending:  # waiting would be a second, hidden queue
+                raise
+            return False
+        pending[number] = (request.id, answer)
+        return True
+
+    async def progress() -> None:
+        await asyncio.wait([answer for _, answer in pending.values()], return_when=asyncio.FIRST_COMPLETED)
+        for number in [number for number, (_, answer) in pending.items() if answer.done()]:
+            found[number] = pending.pop(number)[1].result()
+
+    try:
+        for number in range(len(sources)):
+            while len(pending) >= max_in_flight or not submit(number):
+                await progress()
+        while pending:
+            await progress()
+    except BaseException:
+        for request_id, answer in pending.values():
+            engine.cancel(request_id)
+            answer.cancel()
+        raise
+    return [found[number] for number in range(len(sources))]
+
+
+def _settle(answer: asyncio.Future[Pooled], outcome: Pooled | Exception) -> None:
+    if answer.done():  # cancelled
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
+
+
+def _vector(values: Floats, normalize: bool) -> Floats:
+    length = float(np.linalg.norm(values.astype(np.float64)))
+    return values / np.float32(length) if normalize and length > 0 else values
+
+
+def _timings(pooled: Pooled) -> pb.Timings:
+    return pb.Timings(queue_ms=1000 * pooled.timings.queue, encode_ms=1000 * pooled.timings.encode)
