@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from converters.checkpoint import reasons_of
 from converters.export import ExportedFiles, export_graphs
 from converters.modules.causal_graphs import LanguageModel
-from converters.modules.graphs import EncoderDecoder, SearchConstants
+from converters.modules.graphs import EncoderDecoder, SearchConstants, feature_width_of
 from converters.precision import Precision, to_int8
 from converters.verify import Certificate, Tolerance, verify
 from converters.weights import sha256_of
@@ -182,6 +182,7 @@ class Converter(ABC):
             state=tuple(loaded.model.state_tensors()),
             vocabulary=loaded.vocabulary,
             limits=loaded.limits,
+            feature_width=feature_width_of(loaded.model),
             defaults=loaded.defaults,
             forbidden_in_graph=loaded.forbidden,
             source_languages=loaded.source_languages,

@@ -33,6 +33,7 @@ from converters.modules.graphs import (
     ScoreGraph,
     SearchConstants,
     StepGraph,
+    feature_width_of,
 )
 from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
 from serving.manifest import File, Graphs, StateKind, StateTensor, Weights
@@ -136,16 +137,24 @@ def graphs_of(model: EncoderDecoder | LanguageModel, constants: SearchConstants)
     tensors = model.state_tensors()
     step = _step(StepGraph(model, constants), tensors)
     if isinstance(model, EncoderDecoder):
-        return {"encoder": _encoder(EncoderGraph(model), tensors), "step": step, "score": _score(ScoreGraph(model))}
+        width = feature_width_of(model)
+        encoder, score = _encoder(EncoderGraph(model), tensors, width), _score(ScoreGraph(model), width)
+        return {"encoder": encoder, "step": step, "score": score}
     graphs = {"step": step, "score": _text_score(TextScoreGraph(model))}
     return {"prefill": _prefill(PrefillGraph(model), tensors), **graphs} if isinstance(model, PromptReader) else graphs
 
 
-def _encoder(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
+def _source(feature_width: int) -> tuple[tuple[str | int, ...], str]:
+    """The axes and type of an encoder's input: ids, or features."""
+    return (("B", "S", feature_width), "float32") if feature_width else (("B", "S"), "int64")
+
+
+def _encoder(module: nn.Module, tensors: Sequence[StateTensor], feature_width: int) -> TracedGraph:
+    source, dtype = _source(feature_width)
     outputs = [tensor.name for tensor in _memory(tensors) if tensor.name != "source_mask"]
     outputs += [tensor.name for tensor in tensors if tensor.kind is StateKind.RECURRENT]
-    arguments = (_example("int64", ("B", "S")), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
-    return TracedGraph(module, arguments, ["source", "source_mask"], outputs, [("B", "S"), ("B", "S")])
+    arguments = (_example(dtype, source), torch.ones(EXAMPLE["B"], EXAMPLE["S"], dtype=torch.bool))
+    return TracedGraph(module, arguments, ["source", "source_mask"], outputs, [source, ("B", "S")])
 
 
 def _prefill(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
@@ -173,12 +182,12 @@ def _step(module: nn.Module, tensors: Sequence[StateTensor]) -> TracedGraph:
     return TracedGraph(module, arguments, names, outputs, shapes)
 
 
-def _score(module: nn.Module) -> TracedGraph:
+def _score(module: nn.Module, feature_width: int) -> TracedGraph:
     names = ["source", "source_mask", "target", "labels"]
-    shapes = [("B", "S"), ("B", "S"), ("B", "T"), ("B", "T")]
-    arguments = tuple(
-        _example("bool" if name == "source_mask" else "int64", s) for name, s in zip(names, shapes, strict=True)
-    )
+    source, dtype = _source(feature_width)
+    shapes = [source, ("B", "S"), ("B", "T"), ("B", "T")]
+    dtypes = {"source": dtype, "source_mask": "bool"}
+    arguments = tuple(_example(dtypes.get(name, "int64"), axes) for name, axes in zip(names, shapes, strict=True))
     return TracedGraph(module, arguments, names, ["token_log_probs", "attention"], shapes)
 
 

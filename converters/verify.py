@@ -19,7 +19,7 @@ import torch
 
 from converters.parity_text import parity_lines
 from converters.precision import INT8_LIMIT, Int8Loss
-from converters.verify_graphs import Beams, Case, GraphRunner
+from converters.verify_graphs import Beams, Case, GraphRunner, Source
 from serving.errors import ParityFailure
 from serving.manifest import Manifest
 from serving.tokenizer import TextTokenizer
@@ -149,21 +149,25 @@ def _random_cases(manifest: Manifest) -> list[Case]:
     if manifest.task == "generate":
         room = limits.max_target_length - _steps(manifest)
         return [Case((), text(length)) for length in LENGTHS if length <= min(room, limits.max_source_length)]
-    return [Case(text(length), (vocabulary.start_id,)) for length in LENGTHS if length <= limits.max_source_length]
+    lengths = [length for length in LENGTHS if length <= limits.max_source_length]
+    if manifest.feature_width:
+        grids = [random.standard_normal((length, manifest.feature_width)).astype(np.float32) for length in lengths]
+        return [Case(grid, (vocabulary.start_id,)) for grid in grids]
+    return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
 # -- the original --------------------------------------------------------------------------------------------------
 
 
-def _log_probs(loaded: Loaded, source: Sequence[int], targets: Sequence[Sequence[int]]) -> torch.Tensor:
+def _log_probs(loaded: Loaded, source: Source, targets: Sequence[Sequence[int]]) -> torch.Tensor:
     """[targets, T, V], by the original, one source for all."""
     given = torch.tensor([list(target) for target in targets])
     with torch.no_grad():
         if loaded.task == "generate":
             logits = loaded.original(given)
         else:
-            ids = torch.tensor([list(source)] * len(targets))
-            logits = loaded.original(ids, torch.ones_like(ids, dtype=torch.bool), given)
+            ids = torch.from_numpy(np.stack([np.asarray(source)] * len(targets)))
+            logits = loaded.original(ids, torch.ones(ids.shape[:2], dtype=torch.bool), given)
     return logits.float().log_softmax(-1)
 
 

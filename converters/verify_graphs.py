@@ -18,11 +18,14 @@ PREFILL_CHUNK = 8  # short, so that most prompts need several
 Feeds = dict[str, NDArray[Any]]
 
 
+Source = tuple[int, ...] | NDArray[np.float32]  # token ids, or, for an encoder that reads no text, features
+
+
 @dataclass(frozen=True)
 class Case:
     """What a request brings. An encoder-decoder's prompt is its start token; a language model has no source."""
 
-    source: tuple[int, ...]
+    source: Source
     prompt: tuple[int, ...]
 
 
@@ -147,9 +150,13 @@ class GraphRunner:
         feeds["ancestry"] = feeds["ancestry"] | (np.arange(entries) < lengths[:, None, None])
         feeds["tokens"][:] = [[case.prompt[-1]] for case in cases]
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        longest, pad = max(map(len, rows)), self.manifest.vocabulary.pad_id
-        ids = np.array([(*row, *([pad] * (longest - len(row)))) for row in rows], np.int64)
+    def _padded(self, rows: Sequence[Sequence[int] | Source]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        longest = max(map(len, rows))
+        arrays = [np.asarray(row) for row in rows]
+        fill = self.manifest.vocabulary.pad_id if arrays[0].ndim == 1 else 0
+        ends = [((0, longest - len(row)), *[(0, 0)] * (row.ndim - 1)) for row in arrays]
+        ids = np.stack([np.pad(row, end, constant_values=fill) for row, end in zip(arrays, ends, strict=True)])
+        ids = ids if ids.ndim == 3 else ids.astype(np.int64)  # a row of nothing is of floats
         return ids, np.array([[index < len(row) for index in range(longest)] for row in rows])
 
 

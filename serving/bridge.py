@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.calls import current_call
 from serving.engine.request import DecodingOptions, Piece, Request, Result
 from serving.engine.scoring import ScoringRequest
@@ -25,6 +28,11 @@ class Job:
 
     source: tuple[int, ...]
     options: DecodingOptions
+    features: NDArray[np.float32] | None = None  # instead of a source
+
+    @property
+    def length(self) -> int:
+        return len(self.source if self.features is None else self.features)
 
 
 class Decoder(Protocol):
@@ -112,6 +120,7 @@ class DecodingCall:
             progress=progress,
             priority=self._call.priority,
             queue_deadline=self._queue_deadline(),
+            features=job.features,
         )
         try:
             self._engine.submit(request)

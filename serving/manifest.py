@@ -129,6 +129,7 @@ class Manifest(Record):
     state: tuple[StateTensor, ...]
     vocabulary: Vocabulary
     limits: Limits
+    feature_width: int = Field(default=0, ge=0)  # the encoder reads vectors of so many values; 0: token ids
     defaults: DecodingDefaults
     forbidden_in_graph: tuple[Id, ...] = ()  # words that the step graph never produces; no rule is needed for them
     source_languages: tuple[str, ...] = ()

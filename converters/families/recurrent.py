@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from converters.base import Converter, Loaded
 from converters.checkpoint import fill, read_json, read_weights
 from converters.families.reference import config_of, loaded, with_tied
@@ -19,6 +21,8 @@ class RecurrentConverter(Converter):
         content = read_json(self.source / "config.json")
         config = config_of(RecurrentConfig, content, self.source)
         model = Recurrent(config)
+        if config.source_features:  # no words are read: one vocabulary will do
+            config = replace(config, source_vocab_size=config.target_vocab_size)
         embeddings = ("target_embedding.weight", "source_embedding.weight")
         fill(model, with_tied(read_weights(self.source), config, *embeddings), str(self.source))
         model.eval()

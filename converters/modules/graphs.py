@@ -74,6 +74,18 @@ class EncoderDecoder(Decoder, Protocol):
         """target [B, T], with its start token -> logits [B, T, V] and attention [B, T, S]."""
 
 
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """A model whose source may be vectors [B, S, feature_width] instead of ids [B, S]; 0: it is not."""
+
+    @property
+    def feature_width(self) -> int: ...
+
+
+def feature_width_of(model: object) -> int:
+    return model.feature_width if isinstance(model, ReadsFeatures) else 0
+
+
 @dataclass(frozen=True)
 class SearchConstants:
     """What the search needs to know of the model, fixed in its graph."""

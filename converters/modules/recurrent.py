@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from converters.modules.initial import reset
@@ -29,7 +30,13 @@ class Recurrent(nn.Module):
         target = nn.Embedding(config.target_vocab_size, config.embedding_width)
         shared = config.share_embeddings
         self.target_embedding = target
-        self.source_embedding = target if shared else nn.Embedding(config.source_vocab_size, config.embedding_width)
+        self.source_embedding: nn.Module
+        if config.source_features:
+            projected = nn.Linear(config.source_features, config.embedding_width)
+            self.source_embedding = projected if config.feature_projection else nn.Identity()
+        else:
+            words = nn.Embedding(config.source_vocab_size, config.embedding_width)
+            self.source_embedding = target if shared else words
         self.encoder = nn.ModuleList(
             EncoderLayer(config, config.encoder_input(layer), config.directions(layer))
             for layer in range(config.encoder_layers)
@@ -43,18 +50,19 @@ class Recurrent(nn.Module):
             self.output.weight = target.weight
 
     def encode(self, source: Tensor, source_mask: Tensor, layers: Sequence[RunLayer] | None = None) -> Memory:
-        """source [B, S], source_mask [B, S] (true where there is a token; sources begin at the left). `layers` may
-        compute the same in another way."""
+        """source [B, S], or features [B, S, f]; source_mask [B, S] (true where there is something; sources begin at the
+        left). `layers` may compute the same in another way."""
         config = self.config
         lengths = source_mask.sum(1)
         places = reversed_places(lengths, source.shape[1]) if config.reverse_source else None
         x = self.dropout(self.source_embedding(source if places is None else source.gather(1, places)))
         stack = layers or cast(list[RunLayer], list(self.encoder))
         x, last = read_layers(config, stack, x, lengths, self.dropout)
-        return self._remember(x, last, places)
+        return self._remember(x, last, places, source_mask)
 
-    def _remember(self, x: Tensor, last: Sequence[State], places: Tensor | None) -> Memory:
-        start = self.bridge(last)
+    def _remember(self, x: Tensor, last: Sequence[State], places: Tensor | None, source_mask: Tensor) -> Memory:
+        mean = torch.where(source_mask[:, :, None], x, 0.0).sum(1) / source_mask.sum(1, keepdim=True)
+        start = self.bridge(last, mean)
         if self.config.input_feeding:
             start = (*start, x.new_zeros(x.shape[0], self.config.fed_width))
         attention = self.decoder.attention

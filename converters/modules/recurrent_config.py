@@ -11,12 +11,13 @@ CHOICES = {
     "bidirectional": ("none", "all", "bottom"),
     "merge": ("concat", "sum", "mean"),
     "bridge": ("zero", "copy", "linear", "tanh"),
-    "bridge_from": ("each", "top"),
+    "bridge_from": ("each", "top", "mean"),
     "attention": ("none", "additive", "dot", "scaled_dot", "general"),
     "attention_order": ("previous", "new"),
     "attention_layer": ("bottom", "top"),
     "context_to": ("bottom", "all"),
     "window": ("all", "monotonic", "predictive"),
+    "context_gate": ("none", "scalar", "vector"),
     "readout": ("none", "linear", "tanh"),
 }
 _SIZES = (
@@ -25,7 +26,6 @@ _SIZES = (
     "embedding_width",
     "encoder_width",
     "decoder_width",
-    "encoder_layers",
     "decoder_layers",
 )
 
@@ -49,12 +49,17 @@ class EncoderStack:
     def encoder_output(self, layer: int) -> int:
         return self.encoder_width * (self.directions(layer) if self.merge == "concat" else 1)
 
+    @property
+    def read_width(self) -> int:
+        """Of what the bottom layer reads."""
+        return self.embedding_width
+
     def encoder_input(self, layer: int) -> int:
-        return self.encoder_output(layer - 1) if layer else self.embedding_width
+        return self.encoder_output(layer - 1) if layer else self.read_width
 
     @property
     def memory_width(self) -> int:
-        return self.encoder_output(self.encoder_layers - 1)
+        return self.encoder_output(self.encoder_layers - 1) if self.encoder_layers else self.read_width
 
     def adds_input(self, layer: int) -> bool:
         return self.residual_from is not None and layer >= self.residual_from
@@ -97,12 +102,14 @@ class RecurrentConfig(EncoderStack):
     residual_from: int | None = None  # from this layer on (the bottom is 0), in both stacks, a layer adds its input
     reverse_source: bool = False
     bridge: str = "tanh"  # the decoder's first states: zero, the encoder's last ones, or a projection of them
-    bridge_from: str = "each"  # decoder layer i begins with encoder layer i's state, or all with the top one's
+    bridge_from: str = "each"  # decoder layer i begins with encoder layer i's state, or all with the top one's, or with
+    # the mean of what the decoder attends to
     attention: str = "additive"
     attention_width: int = 0  # of additive attention, and of what predicts a window's centre
     attention_order: str = "new"  # who asks: the state that a step begins with (Bahdanau), or its new one (Luong)
     attention_layer: str = "top"  # the layer whose state asks
     context_to: str = "bottom"  # the decoder layers that the context enters; a new state's enters only those above it
+    context_gate: str = "none"  # the state before a step says how much of the context enters: one share, or one each
     fixed_context: bool = False  # without attention: the encoder's last state enters every step, not only the first
     window: str = "all"  # all of the source, or a window around a position that walks along, or is predicted
     window_radius: int = 0
@@ -114,6 +121,8 @@ class RecurrentConfig(EncoderStack):
     share_embeddings: bool = True  # source and target
     tie_output: bool = True  # the target embedding is the output projection
     output_bias: bool = True
+    source_features: int = 0  # the source is vectors of so many values instead of words: a grid of an image, frames
+    feature_projection: bool = False  # they are projected to embedding_width first
     max_positions: int = 256  # no architecture needs it: the length that it was trained for
     dropout: float = 0.1
 
@@ -144,9 +153,17 @@ class RecurrentConfig(EncoderStack):
 
     # -- what follows from it ----------------------------------------------------------------------------------------
 
+    def bridge_output(self, layer: int) -> int:
+        """Of the state that a decoder layer may begin with."""
+        return self.memory_width if self.bridge_from == "mean" else self.encoder_output(layer)
+
     @property
     def states_per_layer(self) -> int:
         return 2 if self.cell == "lstm" else 1
+
+    @property
+    def read_width(self) -> int:
+        return self.source_features if self.source_features and not self.feature_projection else self.embedding_width
 
     @property
     def has_context(self) -> bool:
@@ -192,6 +209,8 @@ class RecurrentConfig(EncoderStack):
         found += [
             f"{name} is {getattr(self, name)}; it must be at least 1" for name in _SIZES if getattr(self, name) < 1
         ]
+        if self.encoder_layers < (0 if self.source_features else 1):
+            found.append(f"encoder_layers is {self.encoder_layers}; only a model that reads features can do without")
         if self.max_positions < 2:
             found.append(f"max_positions is {self.max_positions}; a start and an end need 2")
         for name in ("pad_id", "eos_id", "decoder_start_id"):
@@ -202,7 +221,7 @@ class RecurrentConfig(EncoderStack):
         return found or [*self._stack_problems(), *self._attention_problems(), *self._head_problems()]
 
     def _stack_problems(self) -> list[str]:
-        found = self.reading_problems()
+        found = [*self._feature_problems(), *self.reading_problems()]
         if self.bridge == "zero":
             return found
         if self.bridge_from == "each" and self.encoder_layers != self.decoder_layers:
@@ -211,13 +230,29 @@ class RecurrentConfig(EncoderStack):
                 f"as decoder layers ({self.decoder_layers})"
             )
         elif self.bridge == "copy":
-            layers = range(self.encoder_layers) if self.bridge_from == "each" else [self.encoder_layers - 1]
+            layers = range(self.encoder_layers) if self.bridge_from == "each" else [max(0, self.encoder_layers - 1)]
             found += [
                 f"bridge 'copy' needs states of one width, but encoder layer {layer} ends with "
-                f"{self.encoder_output(layer)} values and decoder_width is {self.decoder_width}"
+                f"{self.bridge_output(layer)} values and decoder_width is {self.decoder_width}"
                 for layer in layers
-                if self.encoder_output(layer) != self.decoder_width
+                if self.bridge_output(layer) != self.decoder_width
             ]
+        return found
+
+    def _feature_problems(self) -> list[str]:
+        found = []
+        if self.source_features < 0:
+            found.append(f"source_features is {self.source_features}; it must be at least 0")
+        if self.feature_projection and not self.source_features:
+            found.append("feature_projection needs a source_features")
+        if self.source_features:
+            for name in ("share_embeddings", "reverse_source"):
+                if getattr(self, name):
+                    found.append(f"{name} is for sources of words, not of features")
+        if not self.encoder_layers and self.bridge not in ("zero",) and self.bridge_from != "mean":
+            found.append("without encoder layers there is no last state: bridge_from must be 'mean', or bridge 'zero'")
+        if not self.encoder_layers and self.fixed_context:
+            found.append("without encoder layers there is no last state for fixed_context")
         return found
 
     def _attention_problems(self) -> list[str]:
@@ -227,6 +262,8 @@ class RecurrentConfig(EncoderStack):
                 found.append(f"window {self.window!r} needs attention")
             if self.input_feeding:
                 found.append("input_feeding needs attention")
+            if self.context_gate != "none":
+                found.append("context_gate needs attention")
             if not self.fixed_context and self.bridge == "zero":
                 found.append("without attention, fixed_context and bridge, the decoder would see nothing of the source")
             return found
@@ -246,6 +283,8 @@ class RecurrentConfig(EncoderStack):
             found.append(
                 "input_feeding needs attention_order 'new'; with 'previous' the context enters the step anyway"
             )
+        if self.context_gate != "none" and self.attention_order == "new":
+            found.append("context_gate needs attention_order 'previous'")
         if self.attention_order == "new":
             enters = any(self.context_enters(layer) for layer in range(self.decoder_layers))
             if self.context_to == "all" and not enters:

@@ -47,18 +47,22 @@ class Bridge(nn.Module):
         self.projections = nn.ModuleList()  # by decoder layer; of an LSTM, hidden and cell
         if config.bridge in ("linear", "tanh"):
             self.projections.extend(
-                nn.Linear(config.encoder_output(layer), config.decoder_width)
+                nn.Linear(config.bridge_output(layer), config.decoder_width)
                 for layer in self.sources
                 for _ in range(config.states_per_layer)
             )
 
-    def forward(self, last: Sequence[State]) -> State:
-        """By encoder layer, its last state [B, ...], directions merged -> by decoder layer, its first [B, w]."""
+    def forward(self, last: Sequence[State], mean: Tensor) -> State:
+        """By encoder layer, its last state [B, ...], directions merged, and the mean of the memory [B, m] -> by decoder
+        layer, its first state [B, w]."""
         config = self.config
+        count = config.decoder_layers * config.states_per_layer
         if config.bridge == "zero":
-            zeros = last[0][0].new_zeros(last[0][0].shape[0], config.decoder_width)
-            return (zeros,) * (config.decoder_layers * config.states_per_layer)
-        states = [state for layer in self.sources for state in last[layer]]
+            return (mean.new_zeros(mean.shape[0], config.decoder_width),) * count
+        if config.bridge_from == "mean":
+            states = [mean] * count
+        else:
+            states = [state for layer in self.sources for state in last[layer]]
         if config.bridge == "copy":
             return tuple(states)
         projected = [project(state) for project, state in zip(self.projections, states, strict=True)]
@@ -80,6 +84,8 @@ class Decoder(nn.Module):
         layers = range(config.decoder_layers)
         self.cells = nn.ModuleList(Cell(config, config.decoder_input(layer), config.decoder_width) for layer in layers)
         self.attention = Attention(config) if config.attention != "none" else None
+        gates = {"none": 0, "scalar": 1, "vector": config.memory_width}[config.context_gate]
+        self.gate = nn.Linear(config.decoder_width, gates) if gates else None
         self.readout = (
             nn.Linear(config.feature_width, config.readout_width) if config.readout != "none" else nn.Identity()
         )
@@ -104,7 +110,10 @@ class Decoder(nn.Module):
             return self.attention(query, keys, memory.values, source_mask, positions)  # type: ignore[no-any-return]
 
         if self.attention is not None and config.attention_order == "previous":
-            context, weights = attend(states[self.asking * per_layer])
+            asking = states[self.asking * per_layer]
+            context, weights = attend(asking)
+            if self.gate is not None:
+                context = self.gate(asking).sigmoid() * context
         x, new_states = embedded, []
         for number, cell in enumerate(cast(list[Cell], list(self.cells))):
             inputs = [self.dropout(x) if number else x]

@@ -65,6 +65,10 @@ class RecurrentSteps(nn.Module):
         self.model = model
         self.layers = nn.ModuleList(OnnxLayer(layer) for layer in model.encoder if isinstance(layer, EncoderLayer))
 
+    @property
+    def feature_width(self) -> int:
+        return self.model.config.source_features
+
     def state_tensors(self) -> list[StateTensor]:
         config, attention = self.model.config, self.model.decoder.attention
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.engine.request import Source
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -92,7 +94,7 @@ class Backend(Protocol):
     def allocate(self, slots: int, largest: Shape) -> int:
         """Reserves the arenas, zeroed, for every shape up to `largest`; returns their size in bytes."""
 
-    def encode(self, sources: Sequence[Sequence[int]]) -> list[Any]:
+    def encode(self, sources: Sequence[Source]) -> list[Any]:
         """One memory per source; the caller groups sources of similar length."""
 
     def prompts(self, lengths: Sequence[int], known: Sequence[Any | None]) -> list[Any]:
@@ -123,7 +125,7 @@ class Backend(Protocol):
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step of the current shape."""
 
-    def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
+    def score(self, source: Source, target: Sequence[int], start_token: int) -> Scored:
         """The teacher-forced pass over one pair."""
 
     def score_batch(

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from serving.backends.base import REPORTED, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
+from serving.engine.request import Source
 from serving.manifest import (
     DecodingDefaults,
     File,
@@ -70,7 +71,7 @@ class FakeBackend:
         self._rows = [_Row((), 1) for _ in range(slots)]
         return 0
 
-    def encode(self, sources: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    def encode(self, sources: Sequence[Source]) -> list[tuple[int, ...]]:
         return [tuple(source) for source in sources]
 
     def prompts(self, lengths: Sequence[int], known: Sequence[list[int] | None]) -> list[list[int]]:
@@ -141,7 +142,7 @@ class FakeBackend:
             candidate_parents=parents,
         )
 
-    def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
+    def score(self, source: Source, target: Sequence[int], start_token: int) -> Scored:
         """Each word comes from the one at its own place."""
         attention = np.zeros((len(target), len(source)), np.float32)
         for row in range(len(target)):

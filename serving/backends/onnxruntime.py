@@ -20,7 +20,6 @@ from serving.backends.base import (
     DEAD,
     REPORTED,
     Floats,
-    Ints,
     PromptChunk,
     Scored,
     Shape,
@@ -30,6 +29,7 @@ from serving.backends.base import (
 )
 from serving.backends.in_place import refuse_copies
 from serving.backends.int8_dialect import fast_int8
+from serving.engine.request import Source
 from serving.errors import ModelError
 from serving.manifest import Manifest, StateKind, StateTensor
 
@@ -152,7 +152,7 @@ class OnnxRuntimeBackend:
 
     # -- graphs ------------------------------------------------------------------------------------------------
 
-    def encode(self, sources: Sequence[Sequence[int]]) -> list[_Memory]:
+    def encode(self, sources: Sequence[Source]) -> list[_Memory]:
         if self._encoder is None:  # a decoder-only model without a prefill graph: there is nothing to know beforehand
             return [_Memory({}, 0, 0) for _ in sources]
         padded, mask = pad(sources, self.manifest.vocabulary.pad_id)
@@ -186,7 +186,7 @@ class OnnxRuntimeBackend:
             top_tokens=top_tokens,
         )
 
-    def score(self, source: Sequence[int], target: Sequence[int], start_token: int) -> Scored:
+    def score(self, source: Source, target: Sequence[int], start_token: int) -> Scored:
         padded, mask = pad([source], self.manifest.vocabulary.pad_id)
         feeds = {
             "source": padded,
@@ -306,10 +306,14 @@ def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceS
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
 
 
-def pad(sources: Sequence[Sequence[int]], pad_id: int) -> tuple[Ints, NDArray[np.bool_]]:
-    """[rows, longest] ids, and a mask that is true where there is one."""
+def pad(sources: Sequence[Source], pad_id: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """[rows, longest] ids, or [rows, longest, width] features, and a mask that is true where there is something."""
     longest = max(map(len, sources))
-    ids = np.full((len(sources), longest), pad_id, np.int64)
+    first = sources[0]
+    if isinstance(first, np.ndarray):
+        ids: NDArray[Any] = np.zeros((len(sources), longest, first.shape[1]), np.float32)
+    else:
+        ids = np.full((len(sources), longest), pad_id, np.int64)
     mask = np.zeros((len(sources), longest), np.bool_)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source

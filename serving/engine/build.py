@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from serving.backends.fake import FakeBackend, fake_manifest
 from serving.engine.core import Engine
 from serving.engine.plan import Plan
@@ -90,13 +92,15 @@ def _warm_up(engine: Engine) -> None:
     """Decodes a little, narrow and wide, alone and with all slots full, so that the first user doesn't wait for it; and
     shows that the model answers at all."""
     manifest = engine.manifest
-    source = (manifest.vocabulary.eos_ids[0],) * min(16, manifest.limits.max_source_length)
+    length = min(16, manifest.limits.max_source_length)
+    source: tuple[int, ...] = (manifest.vocabulary.eos_ids[0],) * length
+    features = np.zeros((length, manifest.feature_width), np.float32) if manifest.feature_width else None
     for beams in sorted({1, manifest.defaults.beam_size}):
         for count in sorted({1, engine.plan.slots}):
             answers: list[object] = []
             options = DecodingOptions(beam_size=beams, num_hypotheses=1, max_length=4)
             for _ in range(count):
-                engine.submit(Request(source, options, answers.append))
+                engine.submit(Request(source, options, answers.append, features=features))
             while engine.busy:
                 engine.step()
             failed = [answer for answer in answers if isinstance(answer, Exception)]

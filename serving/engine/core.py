@@ -306,7 +306,7 @@ class Engine:
     def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:
         prefix = job.request.options.prefix
         start = self.manifest.vocabulary.start_id
-        scored = self._backend.score(job.request.source, (*prefix, *hypothesis.tokens), start)
+        scored = self._backend.score(job.request.reads, (*prefix, *hypothesis.tokens), start)
         assert scored.attention is not None
         rows = tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist())
         return replace(hypothesis, alignment=rows)

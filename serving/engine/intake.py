@@ -84,7 +84,7 @@ class EncoderIntake:
 
     def _encode(self, group: Sequence[Job]) -> list[Ready]:
         try:
-            memories = self._backend.encode([job.request.source for job in group])
+            memories = self._backend.encode([job.request.reads for job in group])
             return [Ready(job, memory) for job, memory in zip(group, memories, strict=True)]
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))

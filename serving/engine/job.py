@@ -79,7 +79,7 @@ class Job:
 
     @property
     def source_length(self) -> int:
-        return len(self.request.source)
+        return len(self.request.reads)
 
     def out_of_time(self, now: float) -> bool:
         limit = self.request.options.time_limit

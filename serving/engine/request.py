@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serving.calls import DEFAULT_PRIORITY
 
 _ids = itertools.count(1)
+
+# What an encoder reads: token ids, or, of a model that reads no text, a matrix with a row for each position.
+Source = Sequence[int] | NDArray[np.float32]
 
 
 def next_id() -> int:
@@ -113,4 +119,10 @@ class Request:
     progress: Callable[[Piece], None] | None = None
     priority: int = DEFAULT_PRIORITY  # 0 is most urgent
     queue_deadline: float | None = None  # by when it must have a slot, on the engine's clock
+    features: NDArray[np.float32] | None = None  # instead of a source, which is empty then
     id: int = field(default_factory=next_id)
+
+    @property
+    def reads(self) -> Source:
+        """What its encoder gets."""
+        return self.source if self.features is None else self.features

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protos import beamline_pb2 as pb
 from serving.bridge import Job
 from serving.config import TextLimits
@@ -75,6 +78,8 @@ class InputReader:
 
     def _read_input(self, where: str, item: pb.Input, options: DecodingOptions, split_sentences: bool) -> PreparedInput:
         kind = item.WhichOneof("kind")
+        if self._card.feature_width:
+            return PreparedInput((Job((), options, self._features(where, item)),))
         if kind == "text":
             self._check_size(f"{where}.text", item.text)
             if not item.text.strip():
@@ -89,6 +94,32 @@ class InputReader:
                 f"{where} has features, but model {self._card.name} reads text: give text or token_ids"
             )
         raise InvalidRequest(f"{where} is empty: give text or token_ids")
+
+    def _features(self, where: str, item: pb.Input) -> NDArray[np.float32]:
+        """[rows, columns], as a model that reads no text wants them."""
+        width, limit = self._card.feature_width, self._card.limits.max_source_length
+        if item.WhichOneof("kind") != "features":
+            raise InvalidRequest(
+                f"{where} has no features, but model {self._card.name} reads nothing else: "
+                f"give 1 to {limit} rows of {width} columns"
+            )
+        rows, columns, count = item.features.rows, item.features.columns, len(item.features.values)
+        if columns != width:
+            raise InvalidRequest(f"{where}.features has {columns} columns; this model reads {width}")
+        if not 1 <= rows <= limit:
+            raise InvalidRequest(f"{where}.features has {rows} rows; this model reads 1 to {limit}")
+        if count != rows * columns:
+            raise InvalidRequest(
+                f"{where}.features has {count} values; {rows} rows of {columns} columns are {rows * columns}"
+            )
+        values = np.array(item.features.values, np.float32)
+        broken = np.flatnonzero(~np.isfinite(values))
+        if broken.size:
+            row, column = divmod(int(broken[0]), columns)
+            raise InvalidRequest(
+                f"{where}.features has {values[broken[0]]} in row {row}, column {column}; values must be finite"
+            )
+        return values.reshape(rows, columns)
 
     def _check_ids(self, where: str, ids: Sequence[int]) -> Sequence[int]:
         if not ids:

@@ -37,6 +37,7 @@ class ModelCard:
     vocabulary: Vocabulary
     limits: Limits
     defaults: DecodingDefaults
+    feature_width: int = 0  # it reads vectors of so many values; 0: text
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
     translates: bool = True  # it has a source; else it continues a prompt
@@ -53,6 +54,7 @@ def card_of(manifest: Manifest) -> ModelCard:
         vocabulary=manifest.vocabulary,
         limits=manifest.limits,
         defaults=manifest.defaults,
+        feature_width=manifest.feature_width,
         source_languages=manifest.source_languages,
         target_languages=manifest.target_languages,
         translates=manifest.task == "translate",

@@ -47,7 +47,7 @@ class ReplyBuilder:
         candidates = self._candidates(prepared, results)
         return pb.Translation(
             hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
-            source_tokens=sum(len(job.source) for job in prepared.jobs),
+            source_tokens=sum(job.length for job in prepared.jobs),
             target_tokens=len(candidates[0][1].tokens),
             timings=milliseconds([result.timings for result in results]),
         )

@@ -219,6 +219,10 @@ GOOD = Shape("lstm", "additive", "concat", 2, "tanh", "new", "tied").config(50)
         ({"readout_context": False}, ["the attention of a new state is not used"]),
         ({"readout_width": 0}, ["readout 'tanh' needs a readout_width", "tie_output needs"]),
         ({"source_vocab_size": 60}, ["share_embeddings needs one vocabulary"]),
+        ({"encoder_layers": 0}, ["encoder_layers is 0; only a model that reads features"]),
+        ({"source_features": 4, "reverse_source": True}, ["share_embeddings is for", "reverse_source is for"]),
+        ({"feature_projection": True}, ["feature_projection needs"]),
+        ({"context_gate": "scalar"}, ["context_gate needs attention_order 'previous'"]),
     ],
 )
 def test_a_configuration_says_every_reason(changes: dict[str, Any], reasons: list[str]) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 from converters.base import Loaded
 from converters.modules.recurrent import RecurrentConfig
 from converters.recognise import converter_for
+from protos import beamline_pb2 as pb
+from protos.beamline_pb2_grpc import InferenceStub
 from serving.engine.core import Engine
 from serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Request
 from serving.engine.stats import StepStats
@@ -25,6 +30,7 @@ from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_version
 from tests.support.engines import Answer, decode, make_engine, results
 from tests.support.plain_search import Found, plain_search, teacher_forced
+from tests.support.processes import serving
 from tests.support.recurrent import Shape, covering_shapes, lively_recurrent, text_vocabulary, write_recurrent
 from tests.support.recurrent_users import USER_MODELS, UserModel, user_model, write_user_model
 from tests.support.ties import same_or_tie
@@ -216,6 +222,43 @@ def test_a_recurrent_model_and_a_transformer_share_a_thread(served: Served, refe
         for mine, other in zip(found, alone[each.name], strict=True):
             for a, b in zip(mine.hypotheses, other.hypotheses, strict=True):
                 assert same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+
+
+@pytest.mark.parametrize("served", ["bahdanau"], indirect=True)
+def test_one_server_answers_for_both_at_the_same_time(
+    served: Served, reference_version: Path, pooled_repository: Path, tmp_path: Path
+) -> None:
+    """A real process over one repository; each answer is the one that is given when nobody else asks."""
+    for version in (served.folder, reference_version, pooled_repository / "mood" / "1"):
+        shutil.copytree(version, tmp_path / "repository" / version.parent.name / version.name)
+    options = pb.DecodingOptions(beam_size=4, num_hypotheses=1, max_length=20, return_scores=True, return_tokens=True)
+    texts = [
+        f"{word} {number}" for number, word in enumerate(("the file", "a value", "one", "it is", "no name", "x y"))
+    ]
+    questions = [(name, text) for text in texts for name in ("recurrent", "reference", "mood")]
+
+    with serving(tmp_path / "log", "--repo", str(tmp_path / "repository"), "--threads", "1") as server:
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = InferenceStub(channel)
+
+            def ask(question: tuple[str, str]) -> tuple[list[int], list[float]]:
+                name, text = question
+                inputs = [pb.Input(text=text)]
+                if name == "mood":
+                    labels = stub.Classify(pb.ClassifyRequest(model=name, inputs=inputs)).classifications[0].labels
+                    return [label.index for label in labels], [label.probability for label in labels]
+                request = pb.TranslateRequest(model=name, inputs=inputs, options=options)
+                hypothesis = stub.Translate(request).translations[0].hypotheses[0]
+                return [token.id for token in hypothesis.tokens], list(hypothesis.token_log_probs)
+
+            quiet = [ask(question) for question in questions]
+            with ThreadPoolExecutor(len(questions)) as crowd:
+                together = list(crowd.map(ask, questions * 3))
+        metrics = server.metrics()
+    for (tokens, values), (other_tokens, other_values) in zip(quiet * 3, together, strict=True):
+        assert same_or_tie(tokens, values, other_tokens, other_values)
+    for name in ("recurrent", "reference", "mood"):
+        assert metrics("beamline_requests_total", model=name, outcome="ok") == 4 * len(texts)
 
 
 # -- the covering set ------------------------------------------------------------------------------------------------
