@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from converters.checkpoint import reasons_of
 from converters.export import ExportedFiles, export_graphs
+from converters.lowering import lower
 from converters.modules.causal_graphs import LanguageModel
 from converters.modules.graphs import EncoderDecoder, SearchConstants, feature_width_of
-from converters.precision import Precision, to_int8
+from converters.precision import to_int8
 from converters.verify import Certificate, Tolerance, verify
 from converters.weights import sha256_of
 from serving.errors import ConversionError, UnsupportedCheckpoint
@@ -37,6 +38,7 @@ from serving.manifest import (
     Graphs,
     Limits,
     Manifest,
+    Precision,
     Tokenizers,
     Vocabulary,
     Weights,
@@ -155,6 +157,9 @@ class Converter(ABC):
                     update={"graphs": files.graphs, "weights": files.weights, "precision": precision}
                 )
                 certificate = replace(certificate, int8=loss)
+            elif precision != "float32":
+                manifest, check = lower(folder, manifest, precision)
+                certificate = replace(certificate, half=check)
             advance("save")
             write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
             write_text(folder / MANIFEST_FILE, manifest.to_json())

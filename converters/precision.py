@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +18,6 @@ from converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision
 from serving.errors import ParityFailure
 from serving.manifest import File, Weights
 
-Precision = Literal["float32", "int8"]
 INT8_LIMIT = 0.5  # rounding moves log-probabilities of random words by a few hundredths; a mistake by far more
 _EXAMPLE, _LENGTH = {"B": 8}, 12  # sizes of the axes that the probe leaves open
 

@@ -26,6 +26,7 @@ from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from converters.base import Loaded
+    from converters.lowering_check import PrecisionCheck
 
 TIE = 1e-4  # two candidates whose scores differ by less may be taken in either order
 BEAM_WIDTHS = (1, 2, 4)
@@ -54,6 +55,7 @@ class Certificate:
     tolerance: Tolerance
     created_with: dict[str, str]
     int8: Int8Loss | None = None  # where the verified graphs were then made smaller
+    half: PrecisionCheck | None = None  # where they were then brought to half precision
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,6 +81,8 @@ class Certificate:
         if self.int8 is not None:
             difference = f"{self.int8.mean_log_prob_difference:.2e}"
             rows.append(("8-bit weights: mean log-probability difference", difference, f"<= {INT8_LIMIT:g}"))
+        if self.half is not None:
+            rows += self.half.rows()
         width = max(len(row[0]) for row in rows)
         return "\n".join(f"  {name:<{width}}  {value:>10}  {limit}" for name, value, limit in rows)
 

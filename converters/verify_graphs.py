@@ -36,9 +36,11 @@ class Beams:
 
 
 class GraphRunner:
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, optimise: bool = True) -> None:
         def session(name: str) -> ort.InferenceSession:
             options = ort.SessionOptions()
+            if not optimise:  # or it might take a rounding for a detour
+                options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.log_severity_level = 3  # it warns that caches are copied; here they are, and it does not matter
             return ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,6 +20,8 @@ MANIFEST_FILE = "manifest.json"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Id = Annotated[int, Field(ge=0)]
+Precision = Literal["float32", "float16", "bfloat16", "int8"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 class Record(BaseModel):
@@ -37,7 +39,7 @@ class StateTensor(Record):
 
     name: str
     kind: StateKind
-    dtype: Literal["float32", "float16", "bool", "int64"]
+    dtype: Literal["float32", "float16", "bfloat16", "bool", "int64"]
     shape: tuple[Literal["B", "K", "C", "S"] | int, ...]
 
     @property
@@ -122,7 +124,7 @@ class Manifest(Record):
     version: int = Field(ge=1)
     task: Literal["translate", "generate"] = "translate"
     family: str  # for people; nothing depends on it
-    precision: Literal["float32", "int8"] = "float32"  # of the stored weights
+    precision: Precision = "float32"  # of the stored weights
     graphs: Graphs
     weights: Weights
     tokenizers: Tokenizers

@@ -24,7 +24,7 @@ CARD_FORMAT = 1
 class PlanTensor(Record):
     name: str
     dtype: str  # numpy's name, or bfloat16
-    shape: tuple[int, ...]  # -1: anything that the profile allows
+    axes: tuple[int | str, ...]  # as in the portable graph: sizes, names, or multiples of one (2*K)
 
 
 class ShapeRange(Record):

@@ -68,6 +68,7 @@ def build(
     logger = make_logger(library, said)  # lives as long as what it was given to
     builder = trt.Builder(logger)
     network = _parse(graph, library, builder, logger, said)
+    _check_types(graph, network)
     config = builder.create_builder_config()
     _add_profile(builder, config, profile(graph, sizes), graph)
     _set_capability(config, library, capability)
@@ -84,8 +85,8 @@ def build(
         write(timing_cache, bytes(config.get_timing_cache().serialize()))
     return Built(
         bytes(plan),
-        _tensors(network.get_input(number) for number in range(network.num_inputs)),
-        _tensors(network.get_output(number) for number in range(network.num_outputs)),
+        graph.inputs,
+        graph.outputs,
         dict(sorted(kinds.items())),
         said.activation_bytes,
         time.perf_counter() - began,
@@ -157,11 +158,19 @@ def _timing_cache(config: Any, library: Library, path: Path | None) -> Any:
     return cache
 
 
-def _tensors(tensors: Iterable[Any]) -> tuple[PlanTensor, ...]:
-    return tuple(
-        PlanTensor(name=each.name, dtype=_DTYPES[each.dtype.name], shape=tuple(int(size) for size in each.shape))
-        for each in tensors
-    )
+def _check_types(graph: Graph, network: Any) -> None:
+    """TensorRT's idea of each input and output must be the graph's, or they would be bound wrongly."""
+    theirs = {
+        each.name: _DTYPES.get(each.dtype.name, each.dtype.name)
+        for count, get in ((network.num_inputs, network.get_input), (network.num_outputs, network.get_output))
+        for each in map(get, range(count))
+    }
+    ours = {each.name: each.dtype for each in (*graph.inputs, *graph.outputs)}
+    wrong = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    if wrong:
+        raise BuildFailure(
+            str(graph.path), [f"{name} is {ours.get(name)}, but TensorRT makes it {theirs.get(name)}" for name in wrong]
+        )
 
 
 def save(

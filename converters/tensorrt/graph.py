@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from serving.errors import ConversionError
+from serving.tensorrt_plans import PlanTensor
 
 CACHE_AXIS = "C"
 _NAMES = {"float": "float32", "double": "float64"}  # ONNX's names that are not numpy's
 
 Axes = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    name: str
-    dtype: str
-    axes: Axes
 
 
 @dataclass(frozen=True)
@@ -31,10 +25,8 @@ class Graph:
     path: Path  # where its weights are found from
     model: onnx.ModelProto
     cache_length: int | None
-
-    @property
-    def inputs(self) -> list[GraphInput]:
-        return [GraphInput(value.name, dtype_of(value), axes_of(value)) for value in self.model.graph.input]
+    inputs: tuple[PlanTensor, ...]  # with the cache's axis by name
+    outputs: tuple[PlanTensor, ...]
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -53,8 +45,9 @@ def load(name: str, path: Path, cache_length: int | None = None) -> Graph:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own, of several kinds
         raise ConversionError(f"{path} is not an ONNX graph: {error}") from error
-    if not has_cache(model):
-        return Graph(name, path, model, None)
+    inputs, outputs = _tensors(model.graph.input), _tensors(model.graph.output)
+    if not any(CACHE_AXIS in each.axes for each in inputs):
+        return Graph(name, path, model, None, inputs, outputs)
     if cache_length is not None:
         for value in (*model.graph.input, *model.graph.output):
             for dimension in value.type.tensor_type.shape.dim:
@@ -62,11 +55,11 @@ def load(name: str, path: Path, cache_length: int | None = None) -> Graph:
                     dimension.Clear()
                     dimension.dim_value = cache_length
         del model.graph.value_info[:]  # they still speak of C
-    return Graph(name, path, model, cache_length)
+    return Graph(name, path, model, cache_length, inputs, outputs)
 
 
-def has_cache(model: onnx.ModelProto) -> bool:
-    return any(CACHE_AXIS in axes_of(value) for value in model.graph.input)
+def _tensors(values: Iterable[onnx.ValueInfoProto]) -> tuple[PlanTensor, ...]:
+    return tuple(PlanTensor(name=each.name, dtype=dtype_of(each), axes=axes_of(each)) for each in values)
 
 
 def axes_of(value: onnx.ValueInfoProto) -> Axes:

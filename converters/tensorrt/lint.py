@@ -147,7 +147,7 @@ _CHECKS: Mapping[str, Callable[[onnx.NodeProto, Graph, Mapping[str, onnx.TensorP
 
 
 def _has_cache(graph: Graph) -> bool:
-    return graph.cache_length is not None or any(CACHE_AXIS in each.axes for each in graph.inputs)
+    return any(CACHE_AXIS in each.axes for each in graph.inputs)
 
 
 def _constants(proto: onnx.GraphProto) -> dict[str, onnx.TensorProto]:

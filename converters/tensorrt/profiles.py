@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from converters.tensorrt.graph import Graph
+from converters.tensorrt.graph import CACHE_AXIS, Graph
 from serving.errors import ConversionError
 from serving.manifest import Manifest
 from serving.tensorrt_plans import ShapeRange
@@ -75,6 +75,8 @@ def extents(manifest: Manifest, slots: int) -> dict[str, Extent]:
 
 def profile(graph: Graph, sizes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
     """For each input of the graph, by the names of its axes."""
+    if graph.cache_length is not None:
+        sizes = {**sizes, CACHE_AXIS: Extent(graph.cache_length, graph.cache_length, graph.cache_length)}
     unknown = sorted(
         {axis for each in graph.inputs for axis in each.axes if isinstance(axis, str) and axis not in sizes}
     )

@@ -58,9 +58,10 @@ def test_a_step_keeps_its_caches_in_place(version: tuple[Path, Manifest, list[Ou
     assert card.layers["KV_CACHE_UPDATE"] == len(caches) == 4
     assert card.layers["ATTENTION_INPUT"] == 4  # two layers, self and cross
     assert card.layers["TOPK"] == 3
-    shapes = {tensor.name: tensor.shape for tensor in card.inputs}
-    assert shapes["cache_key_0"][2] == card.cache_length
-    assert shapes["tokens"] == (-1, -1)
+    axes = {tensor.name: tensor.axes for tensor in card.inputs}
+    assert axes["cache_key_0"][2] == "C"
+    assert card.profile["cache_key_0"].smallest[2] == card.profile["cache_key_0"].largest[2] == card.cache_length
+    assert axes["tokens"] == ("B", "K")
 
 
 def test_what_is_current_is_not_built_again(
