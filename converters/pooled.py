@@ -22,11 +22,10 @@ from converters.base import PARITY_FILE, TextSide, free_version, staging, versio
 from converters.checkpoint import reasons_of
 from converters.export import EXAMPLE, TracedGraph
 from converters.parity_text import parity_lines
-from converters.precision import Precision
 from converters.verify import LENGTHS, TEXT_LINES, TIE
 from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
 from serving.errors import ConversionError, ParityFailure, UnsupportedCheckpoint
-from serving.manifest import MANIFEST_FILE, File, PooledManifest, Weights
+from serving.manifest import MANIFEST_FILE, File, PooledManifest, Precision, Weights
 from serving.tokenizer import TextTokenizer
 
 GRAPH_FILE = "pooled.onnx"

@@ -19,6 +19,7 @@ from serving.manifest import File, Manifest, Record
 
 ENGINES = "engines"
 CARD_FORMAT = 1
+SCORE_ROWS = 4  # pairs that a score graph takes at once: its log-probabilities are [rows, length, words], and large
 
 
 class PlanTensor(Record):

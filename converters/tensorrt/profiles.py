@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from converters.tensorrt.graph import CACHE_AXIS, Graph
 from serving.errors import ConversionError
 from serving.manifest import Manifest
-from serving.tensorrt_plans import ShapeRange
+from serving.tensorrt_plans import SCORE_ROWS, ShapeRange
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
 _USUAL_LENGTH = 32
+_CHUNK = 512  # tokens of prompts that are taken in at once; as in the engine
 _EDITS = 4096  # the longest list of edits that is padded; a longer one has at most every word once
 
 
@@ -66,9 +67,10 @@ def extents(manifest: Manifest, slots: int) -> dict[str, Extent]:
         "K": up_to(limits.max_beam_size, manifest.defaults.beam_size),
         "S": up_to(limits.max_source_length, _USUAL_LENGTH),
         "T": up_to(limits.max_target_length, _USUAL_LENGTH),
-        "Q": up_to(max(limits.max_source_length, limits.max_target_length), _USUAL_LENGTH),
-        "R": Extent(0, 0, slots * limits.max_beam_size),  # rows that are sampled
-        "P": Extent(0, 0, slots * limits.max_beam_size),  # rows that are reported on
+        "Q": up_to(_CHUNK, _USUAL_LENGTH),
+        # Rows that are sampled, and rows of which the likeliest words are wanted.
+        "R": Extent(0, 0, slots * limits.max_beam_size),
+        "P": Extent(0, 0, slots * limits.max_beam_size),
         "E": Extent(0, 0, max(_EDITS, manifest.vocabulary.target_size)),
     }
 
@@ -77,6 +79,8 @@ def profile(graph: Graph, sizes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
     """For each input of the graph, by the names of its axes."""
     if graph.cache_length is not None:
         sizes = {**sizes, CACHE_AXIS: Extent(graph.cache_length, graph.cache_length, graph.cache_length)}
+    if graph.name == "score":
+        sizes = {**sizes, "B": Extent(1, 1, min(SCORE_ROWS, sizes["B"].largest))}
     unknown = sorted(
         {axis for each in graph.inputs for axis in each.axes if isinstance(axis, str) and axis not in sizes}
     )

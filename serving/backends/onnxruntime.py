@@ -29,6 +29,7 @@ from serving.backends.base import (
 )
 from serving.backends.in_place import refuse_copies
 from serving.backends.int8_dialect import fast_int8
+from serving.backends.padding import pad
 from serving.engine.request import Source
 from serving.errors import ModelError
 from serving.manifest import Manifest, StateKind, StateTensor
@@ -304,21 +305,6 @@ def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceS
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
-
-
-def pad(sources: Sequence[Source], pad_id: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """[rows, longest] ids, or [rows, longest, width] features, and a mask that is true where there is something."""
-    longest = max(map(len, sources))
-    first = sources[0]
-    if isinstance(first, np.ndarray):
-        ids: NDArray[Any] = np.zeros((len(sources), longest, first.shape[1]), np.float32)
-    else:
-        ids = np.full((len(sources), longest), pad_id, np.int64)
-    mask = np.zeros((len(sources), longest), np.bool_)
-    for row, source in enumerate(sources):
-        ids[row, : len(source)] = source
-        mask[row, : len(source)] = True
-    return ids, mask
 
 
 def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:

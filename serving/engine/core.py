@@ -22,6 +22,7 @@ from serving.backends.base import Backend, StepOutputs
 from serving.engine.admission import Admission
 from serving.engine.device import step_inputs, step_views
 from serving.engine.dropped import DROPPED
+from serving.engine.flights import Flights
 from serving.engine.intake import EncoderIntake, Intake
 from serving.engine.job import Job
 from serving.engine.plan import Plan
@@ -61,6 +62,7 @@ class Engine:
         max_queue: int,
         early_refusal: bool = True,
         prefix_cache_bytes: int = 0,
+        run_ahead: bool = True,
         observe: Callable[[StepStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +75,7 @@ class Engine:
         self._clock = clock
         self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
         self._room = Room(backend, plan)
+        self._flights = Flights(backend, run_ahead)
         self._intake: Intake
         if manifest.graphs.prefill is None:
             self._intake = EncoderIntake(backend, self._left_queue, self._could_not_prepare)
@@ -140,6 +143,12 @@ class Engine:
             waiting = self._arrived or self._cancelled or self._admission.waiting or len(self._scoring)
             return bool(waiting or self._scheduler.preparing or self._scheduler.active)
 
+    @property
+    def load(self) -> int:
+        """How many requests are here, for whoever has several engines to choose from."""
+        with self._lock:
+            return self._admission.waiting + self._scheduler.preparing + len(self._scheduler.active)
+
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def step(self) -> StepStats:
@@ -167,6 +176,7 @@ class Engine:
                 self._could_not_prepare(job, error)
 
     def _fail_active(self, error: Exception) -> None:
+        self._flights.drop()
         while self._scheduler.active:
             slot = len(self._scheduler.active) - 1
             self._backend.zero(slot)
@@ -216,6 +226,8 @@ class Engine:
             self._counts.encode_seconds += now - began
         if not ready:
             return
+        if self._flights.under_way:  # what it writes has its place before others get theirs
+            self._settle(*self._flights.collect())
         rows = len(self._scheduler.active)
         self._make_room([*self._scheduler.active, *(each.job for each in ready)], rows)
         for each in ready:
@@ -237,44 +249,60 @@ class Engine:
         self._counts.compactions += copies.compactions
 
     def _decode_and_settle(self) -> None:
-        jobs = self._scheduler.active
-        self._make_room(jobs, len(jobs))
-        inputs = step_inputs(jobs, self._room.shape.beams, self.manifest.vocabulary.target_size)
         began = self._clock()
         try:
-            outputs = self._backend.run(inputs)
+            jobs, outputs = self._next_step()
         except Exception:
             log.exception(
                 "a step of %s failed; its %d requests are answered with an error",
                 self.manifest.name,
-                len(jobs),
+                len(self._scheduler.active),
             )
             self._fail_active(ComputeError("the step failed"))
             return
         self._counts.decode_seconds += self._clock() - began
         self._intake.stepped(self._counts.decode_seconds)
-        self._settle(outputs)
+        self._settle(jobs, outputs)
+
+    def _next_step(self) -> tuple[list[Job], StepOutputs]:
+        """Asks for a step, where none is under way; and for the one behind it, where that can be known already."""
+        jobs, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        if not self._flights.under_way:
+            self._make_room(jobs, len(jobs))
+            self._flights.launch(jobs, step_inputs(jobs, self._room.shape.beams, vocabulary))
+        if self._flights.may_follow(jobs, self._room.shape, self._scheduler.waiting > 0):
+            self._flights.launch(jobs, step_inputs(jobs, self._room.shape.beams, vocabulary, ahead=1))
+        return self._flights.collect()
 
     # -- settle --------------------------------------------------------------------------------------------------
 
-    def _settle(self, outputs: StepOutputs) -> None:
+    def _settle(self, jobs: Sequence[Job], outputs: StepOutputs) -> None:
+        """`jobs` are those who took part, by row. Since then some may have moved to other slots, or be gone."""
         now = self._clock()
         broken = np.isnan(outputs.candidate_scores.sum(axis=1)).tolist()
-        views = step_views(outputs, self._scheduler.active)
-        # From the last slot down, so that a slot that moves into a freed one has been settled already.
-        for slot in reversed(range(len(views))):
-            job = self._scheduler.active[slot]
+        views = step_views(outputs, jobs)
+        # From the last row down, so that a slot that moves into a freed one has been settled already.
+        for row, job in reversed(list(enumerate(jobs))):
+            slot = self._slot_of(job, row)
+            if slot is None:
+                continue
             job.first_token = job.first_token or now
-            if broken[slot]:
+            if broken[row]:
                 log.error("request %d of %s: the model's scores are not numbers", job.id, self.manifest.name)
                 self._backend.zero(slot)
                 self._finish(slot, ComputeError("the model's scores are not numbers"), Outcome.FAILED)
                 continue
-            job.search.advance(views[slot])
+            job.search.advance(views[row])
             if job.search.done:
                 self._answer(slot)
             else:
                 self._tell(job)
+
+    def _slot_of(self, job: Job, guess: int) -> int | None:
+        active = self._scheduler.active
+        if guess < len(active) and active[guess] is job:
+            return guess
+        return next((slot for slot, other in enumerate(active) if other is job), None)
 
     def _tell(self, job: Job) -> None:
         try:

@@ -14,10 +14,11 @@ from serving.engine.samples import Samples
 from serving.engine.search import StepView
 
 
-def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int) -> StepInputs:
-    forced = [job.search.forced_token() for job in jobs]
+def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:
+    """Of the next step, or of the one so many steps further, where no rule needs to see the words before it."""
+    forced = [job.search.forced_token(ahead) for job in jobs]
     edits = [
-        job.rules.edits(job.search.depth + 1, job.search.sequences() if job.rules.need_sequences else None)
+        job.rules.edits(job.search.depth + ahead + 1, job.search.sequences() if job.rules.need_sequences else None)
         for job in jobs
     ]
     index, scale, add = as_arrays(edits, beams)
@@ -28,7 +29,7 @@ def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int) -> StepInputs:
         search, options = job.search, job.search.options
         if isinstance(search, Samples):
             top_k = options.top_k or vocabulary
-            for sample, uniform in search.draws():
+            for sample, uniform in search.draws(ahead):
                 rows.append(number * beams + sample)
                 settings.append((uniform, options.temperature, top_k, options.top_p, options.min_p))
         if options.top_log_probs:

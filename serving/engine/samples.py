@@ -22,11 +22,12 @@ class Samples(Search):
         self._ends: list[tuple[int, FinishReason] | None] = [None] * self.width  # at which depth, and why
         self._told = [False] * self.width
 
-    def draws(self) -> list[tuple[int, float]]:
-        """The samples that the next step shall draw, each with its number; none while the prompt is forced."""
-        if self.forced_token() is not None:
+    def draws(self, ahead: int = 0) -> list[tuple[int, float]]:
+        """The samples that the next step shall draw, or the one that is so many steps further, each with its number;
+        none while the prompt is forced."""
+        if self.forced_token(ahead) is not None:
             return []
-        position = self.depth - (self._prompt_length - 1)
+        position = self.depth + ahead - (self._prompt_length - 1)
         return [(sample, self._uniforms[sample].at(position)) for sample, end in enumerate(self._ends) if end is None]
 
     def advance(self, step: StepView) -> None:

@@ -80,11 +80,12 @@ class Search:
     def generated(self) -> int:
         return max(0, len(self._tokens) - self._prompt_length)
 
-    def forced_token(self) -> int | None:
-        """The word that the next step must produce."""
-        if self.depth < len(self.options.prefix):
-            return self.options.prefix[self.depth]
-        if self.depth == 0:
+    def forced_token(self, ahead: int = 0) -> int | None:
+        """The word that the next step must produce, or the one that is so many steps further."""
+        depth = self.depth + ahead
+        if depth < len(self.options.prefix):
+            return self.options.prefix[depth]
+        if depth == 0:
             return self.options.forced_bos_id
         return None
 

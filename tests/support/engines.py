@@ -2,22 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from serving.backends.base import Backend
 from serving.backends.onnxruntime import OnnxRuntimeBackend
 from serving.engine.core import Engine
 from serving.engine.plan import Plan
 from serving.engine.request import DecodingOptions, Request, Result, Source
 from serving.manifest import Manifest
+from tests.support.emulator import emulated_backend, emulated_cuda_backend, write_emulated_plans
 
 Answer = Result | Exception
+BUCKETS = (48, 128)  # and the worst case
 
 
-def make_engine(folder: Path, manifest: Manifest, slots: int = 16) -> Engine:
-    return Engine(manifest, OnnxRuntimeBackend(folder, manifest, threads=1), Plan.of(manifest, slots), max_queue=10_000)
+# What the engines of the tests run on. The emulated kinds are complete GPU backends over host memory.
+KINDS = ("onnxruntime", "tensorrt", "tensorrt-ahead", "cuda")
+_kind = ContextVar("kind", default=KINDS[0])
+_shadows: dict[Path, tuple[tempfile.TemporaryDirectory[str], Path]] = {}
+
+
+@contextmanager
+def served_by(kind: str) -> Iterator[None]:
+    token = _kind.set(kind)
+    try:
+        yield
+    finally:
+        _kind.reset(token)
+
+
+def make_engine(folder: Path, manifest: Manifest, slots: int = 16, **options: Any) -> Engine:
+    kind = _kind.get()
+    plan = Plan.of(manifest, slots)
+    backend: Backend
+    if kind == "onnxruntime":
+        backend = OnnxRuntimeBackend(folder, manifest, threads=1)
+    elif kind == "cuda":
+        backend = emulated_cuda_backend(folder, manifest)
+    else:
+        backend, runner, _ = emulated_backend(_with_plans(folder, manifest), manifest)
+        plan = replace(plan, cache_buckets=runner.plans.cache_buckets)
+    return Engine(manifest, backend, plan, **{"max_queue": 10_000, "run_ahead": kind != "tensorrt", **options})
+
+
+def _with_plans(folder: Path, manifest: Manifest) -> Path:
+    """The same version with plans for the emulator, elsewhere: the version itself is shared with other tests."""
+    if folder not in _shadows:
+        directory = tempfile.TemporaryDirectory()
+        shadow = Path(directory.name)
+        for file in folder.iterdir():
+            if file.is_file():
+                (shadow / file.name).symlink_to(file)
+        write_emulated_plans(shadow, manifest, BUCKETS)
+        _shadows[folder] = directory, shadow
+    return _shadows[folder][1]
+
+
+def arenas(engine: Engine) -> dict[str, NDArray[Any]]:
+    """What the slots hold, at the current shape: views that a test may write to."""
+    backend: Any = engine._backend
+    if isinstance(backend, OnnxRuntimeBackend):
+        return {name: arena.view for name, arena in backend._arenas.items()}
+    return {
+        name: backend._device.view(arena.address, arena.spec.dtype, (arena.slots, *arena.layout.shape))
+        for name, arena in backend._arenas.items()
+    }
+
+
+def poison(engine: Engine, slot: int) -> None:
+    """Something that is not a number, in the first entry of a slot's first cache."""
+    arenas(engine)["cache_key_0"][slot, :, 0] = np.nan
 
 
 def decode(engine: Engine, requests: Sequence[tuple[Source, DecodingOptions]], stagger: int = 0) -> list[Answer]:

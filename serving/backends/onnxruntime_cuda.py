@@ -1,0 +1,124 @@
+"""ONNX Runtime's CUDA provider as the graphs of a version: sessions bound to device memory by address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
+from serving.errors import ModelError
+from serving.manifest import Manifest
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+_NAMES = {"tensor(float)": "float32"}
+
+
+class OnnxRuntimeCudaRunner:
+    """`place` is where tensors are: cuda, or cpu in a test that runs the same code on host memory, where `launch` puts
+    a run into the order that a stream would give it."""
+
+    records = False  # the provider has CUDA graphs of its own, for one shape per session only
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        device: int,
+        stream: int,
+        options: Mapping[str, str] | None = None,
+        place: str = "cuda",
+        launch: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
+        self.max_slots: int | None = None  # as many as fit
+        self._launch = launch
+        self._folder = folder
+        self._manifest = manifest
+        self._device = device
+        self._place = place
+        self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        for name, file in manifest.graphs:
+            if file is not None and name != "score":  # on first use
+                self._session(name)
+
+    def spec(self, graph: str) -> GraphSpec:
+        session = self._session(graph)
+        return GraphSpec(
+            tuple(_spec(each) for each in session.get_inputs()), tuple(_spec(each) for each in session.get_outputs())
+        )
+
+    def cache_length(self, entries: int) -> int:
+        return entries
+
+    def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
+        session = self._session(graph)
+        binding = session.io_binding()
+        for each in session.get_inputs():
+            self._bind(binding.bind_input, each.name, tensors[each.name])
+        for each in session.get_outputs():
+            self._bind(binding.bind_output, each.name, tensors[each.name])
+        options = _run_options()
+
+        def run() -> None:
+            session.run_with_iobinding(binding, options)
+
+        return lambda: self._launch(run)
+
+    def _bind(self, bind: Callable[..., None], name: str, tensor: DeviceTensor) -> None:
+        # The number of the type, because numpy has no bfloat16.
+        bind(name, self._place, self._device, _ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.address)
+
+    def _session(self, graph: str) -> ort.InferenceSession:
+        if graph not in self._sessions:
+            file = dict(self._manifest.graphs)[graph]
+            self._sessions[graph] = open_session(self._folder / file.file, self._providers, self._place)
+        return self._sessions[graph]
+
+
+def _run_options() -> ort.RunOptions:
+    options = ort.RunOptions()
+    # The stream is ours, and so is the waiting.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    return options
+
+
+def provider_options(device: int, stream: int, options: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Ours, unless `options` say otherwise: memory grows by what is asked for, and nothing is tried out at run time."""
+    return {
+        "device_id": str(device),
+        "user_compute_stream": str(stream),
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": "0",  # float32 means float32; half precision is a property of the graph
+        **(options or {}),
+    }
+
+
+def open_session(path: Path, providers: list[Any], place: str) -> ort.InferenceSession:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 2
+    settings.enable_mem_pattern = False  # shapes change from step to step
+    if place == "cuda":
+        # A graph of which a part would run on the CPU is refused, instead of being quietly slow.
+        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    else:
+        settings.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(str(path), settings, providers=providers)
+    except Exception as error:
+        raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
+    if place == "cuda" and CUDA not in session.get_providers():
+        raise ModelError(
+            f"{path}: ONNX Runtime left CUDA out and would use {', '.join(session.get_providers())}; "
+            "`beamline doctor` says what is missing"
+        )
+    return session
+
+
+def _spec(argument: Any) -> TensorSpec:
+    dtype = _NAMES.get(argument.type) or argument.type.removeprefix("tensor(").removesuffix(")")
+    return TensorSpec(argument.name, dtype, tuple(argument.shape))

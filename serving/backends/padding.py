@@ -1,0 +1,26 @@
+"""Sequences of different lengths as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.engine.request import Source
+
+
+def pad(sources: Sequence[Source], pad_id: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """[rows, longest] ids, or [rows, longest, width] features, and a mask that is true where there is something."""
+    longest = max(map(len, sources))
+    first = sources[0]
+    if isinstance(first, np.ndarray):
+        ids: NDArray[Any] = np.zeros((len(sources), longest, first.shape[1]), np.float32)
+    else:
+        ids = np.full((len(sources), longest), pad_id, np.int64)
+    mask = np.zeros((len(sources), longest), np.bool_)
+    for row, source in enumerate(sources):
+        ids[row, : len(source)] = source
+        mask[row, : len(source)] = True
+    return ids, mask

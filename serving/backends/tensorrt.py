@@ -1,0 +1,243 @@
+"""TensorRT plans as the graphs of a version.
+
+`Runtime`, `Engine` and `Context` are all that is used of the library, so that CI can run everything else here over an
+emulator (`tests/support/emulator.py`) that executes the same graphs on the CPU and refuses what TensorRT would refuse.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
+from serving.errors import ComputeError, ModelError
+from serving.manifest import Manifest
+from serving.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
+
+log = logging.getLogger(__name__)
+
+
+class Context(Protocol):
+    """One execution of a plan. Shapes and addresses stay set until they are changed."""
+
+    def set_shape(self, name: str, shape: tuple[int, ...]) -> bool: ...
+
+    def set_address(self, name: str, address: int) -> bool: ...
+
+    def enqueue(self) -> bool:
+        """On the device's stream."""
+
+
+class Engine(Protocol):
+    activation_bytes: int
+
+    def context(self, activations: int) -> Context:
+        """Its intermediate values are kept at this address."""
+
+
+class Runtime(Protocol):
+    module: str
+    version: str
+    capability: str
+    records: bool  # whether a launch may be recorded as a CUDA graph by us
+
+    def load(self, path: Path, card: PlanCard) -> Engine: ...
+
+
+class TensorRtRunner:
+    def __init__(self, folder: Path, manifest: Manifest, device: Device, runtime: Runtime) -> None:
+        self._folder = folder
+        self._device = device
+        self._runtime = runtime
+        self.records = runtime.records
+        self.plans: Plans = usable_plans(folder, manifest, runtime.module, runtime.version, runtime.capability)
+        self.max_slots: int | None = self.plans.max_slots
+        self._engines: dict[tuple[str, int | None], Engine] = {}
+        self._contexts: dict[tuple[str, int | None], _Shared] = {}
+        self._activations = 0
+        self._activation_bytes = 0
+        for key in self.plans.cards:
+            if key[0] != "score":  # on first use
+                self._engine(key)
+
+    def spec(self, graph: str) -> GraphSpec:
+        """As in the portable graph: the axis of the cache has its name."""
+        card = next(card for (name, _), card in self.plans.cards.items() if name == graph)
+        return GraphSpec(
+            tuple(TensorSpec(each.name, each.dtype, each.axes) for each in card.inputs),
+            tuple(TensorSpec(each.name, each.dtype, each.axes) for each in card.outputs),
+        )
+
+    def cache_length(self, entries: int) -> int:
+        buckets = self.plans.cache_buckets
+        if entries > buckets[-1]:
+            raise ComputeError(f"{entries} cache entries are needed, and the plans hold {buckets[-1]}")
+        return buckets[bisect_left(buckets, entries)]
+
+    def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
+        key = self._key(graph, tensors)
+        card = self.plans.cards[key]
+        _check_binding(card, tensors)
+        engine = self._engine(key)
+        if keep and self.records:  # a recorded launch breaks when its context is changed, so it gets its own
+            context = engine.context(self._activations)
+            _bind(context, card, tensors)
+            return lambda: _enqueue(context, card)
+        if key not in self._contexts:
+            self._contexts[key] = _Shared(engine.context(self._activations))
+        return self._contexts[key].launch(card, dict(tensors))
+
+    def _key(self, graph: str, tensors: Mapping[str, DeviceTensor]) -> tuple[str, int | None]:
+        """The plan of this cache length, where the graph has a cache."""
+        card = next(card for (name, _), card in self.plans.cards.items() if name == graph)
+        lengths = {
+            tensors[each.name].shape[place]
+            for each in card.inputs
+            for place, axis in enumerate(each.axes)
+            if axis == "C"
+        }
+        key = (graph, lengths.pop() if lengths else None)
+        if lengths or key not in self.plans.cards:
+            raise ComputeError(f"there is no plan of {graph} for a cache length of {key[1]}")
+        return key
+
+    def _engine(self, key: tuple[str, int | None]) -> Engine:
+        if key not in self._engines:
+            card = self.plans.cards[key]
+            engine = self._runtime.load(plan_path(self._folder, card), card)
+            if engine.activation_bytes > self._activation_bytes:
+                # Shared by all: nothing runs side by side on one stream. Contexts that exist keep the smaller one.
+                self._activations = self._device.allocate(engine.activation_bytes)
+                self._activation_bytes = engine.activation_bytes
+            self._engines[key] = engine
+        return self._engines[key]
+
+
+class _Shared:
+    """One context for launches of many shapes: it is set to a launch's shapes when that is called."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._bound: object = None
+
+    def launch(self, card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> Callable[[], None]:
+        def call() -> None:
+            if self._bound is not tensors:
+                _bind(self._context, card, tensors)
+                self._bound = tensors
+            _enqueue(self._context, card)
+
+        return call
+
+
+def _check_binding(card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> None:
+    """In sentences: TensorRT itself would only say no, or compute something else."""
+    for output, source in card.aliases.items():
+        if tensors[output].address != tensors[source].address:
+            raise ComputeError(f"{card.title}: {output} must be bound where {source} is")
+    for each in card.inputs:
+        tensor = tensors[each.name]
+        if tensor.dtype != each.dtype:
+            raise ComputeError(f"{card.title}: {each.name} is {tensor.dtype}; the plan takes {each.dtype}")
+        if not card.profile[each.name].holds(tensor.shape):
+            allowed = card.profile[each.name]
+            raise ComputeError(
+                f"{card.title}: {each.name} has the shape {tensor.shape}; the plan takes {allowed.smallest} to "
+                f"{allowed.largest}"
+            )
+
+
+def _bind(context: Context, card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> None:
+    for each in card.inputs:
+        if not context.set_shape(each.name, tensors[each.name].shape):
+            raise ComputeError(f"{card.title}: TensorRT refused {each.name} as {tensors[each.name].shape}")
+    for each in (*card.inputs, *card.outputs):
+        if not context.set_address(each.name, tensors[each.name].address):
+            raise ComputeError(f"{card.title}: TensorRT refused the address of {each.name}")
+
+
+def _enqueue(context: Context, card: PlanCard) -> None:
+    if not context.enqueue():
+        raise ComputeError(f"{card.title}: TensorRT could not run it")
+
+
+# -- the library itself ----------------------------------------------------------------------------------------------
+
+
+class LibraryRuntime:
+    """`tensorrt` or `tensorrt_rtx`. Make one only where a probe has found a device: without a driver the library
+    crashes the process."""
+
+    def __init__(self, library: Any, name: str, stream: int, capability: str) -> None:
+        self.module = name
+        self.version = str(library.__version__)
+        self.capability = capability
+        self._library = library
+        self._stream = stream
+        self._logger = _logger(library)
+        self._runtime = library.Runtime(self._logger)
+        # tensorrt_rtx compiles and captures by itself; to capture it from outside would record its compiling.
+        self.records = name == "tensorrt"
+
+    def load(self, path: Path, card: PlanCard) -> Engine:
+        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if engine is None:
+            raise ModelError(f"{path} can't be loaded by {self.module} {self.version}; run `beamline build --rebuild`")
+        for output, source in card.aliases.items():
+            if engine.get_aliased_input_tensor(output) != source:
+                raise ModelError(f"{path} does not write {output} where {source} is; run `beamline build --rebuild`")
+        return _LibraryEngine(self._library, engine, self._stream, whole_graphs=not self.records)
+
+
+class _LibraryEngine:
+    def __init__(self, library: Any, engine: Any, stream: int, whole_graphs: bool) -> None:
+        self._library = library
+        self._engine = engine
+        self._stream = stream
+        self._whole_graphs = whole_graphs
+        self.activation_bytes = int(engine.device_memory_size_v2)
+
+    def context(self, activations: int) -> Context:
+        strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._whole_graphs:
+            config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            context = self._engine.create_execution_context(config)
+        else:
+            context = self._engine.create_execution_context(strategy)
+        if context is None:
+            raise ModelError("TensorRT could not make an execution context: there is too little GPU memory")
+        context.set_device_memory(activations, self.activation_bytes)
+        return _LibraryContext(context, self._stream)
+
+
+class _LibraryContext:
+    def __init__(self, context: Any, stream: int) -> None:
+        self._context = context
+        self._stream = stream
+
+    def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        return bool(self._context.set_input_shape(name, shape))
+
+    def set_address(self, name: str, address: int) -> bool:
+        return bool(self._context.set_tensor_address(name, address))
+
+    def enqueue(self) -> bool:
+        return bool(self._context.execute_async_v3(self._stream))
+
+
+def _logger(library: Any) -> Any:
+    levels = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
+
+    class Listener(library.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            library.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            log.log(levels.get(severity.name, logging.DEBUG), "%s", message)
+
+    return Listener()

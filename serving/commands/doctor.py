@@ -1,0 +1,75 @@
+"""`beamline doctor`: what this machine can run, and what to install for the rest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from pathlib import Path
+
+from serving.devices import Choice, Machine, choose, look
+from serving.errors import BeamlineError, ModelError
+from serving.tensorrt_plans import read_cards
+
+HELP = "say what this machine can run, and what to install for the rest"
+
+_ADVICE = {
+    "onnxruntime": "pip install '.[cpu]' to serve on the CPU",
+    "onnxruntime-gpu": "pip install '.[gpu]' (instead of '.[cpu]') to serve on a GPU with ONNX Runtime",
+    "tensorrt": "pip install '.[tensorrt]' to build and run plans on this GPU",
+    "tensorrt-rtx": "pip install '.[tensorrt-rtx]' to build plans anywhere, and to run them on consumer GPUs",
+    "cuda-bindings": "comes with '.[gpu]', '.[tensorrt]' and '.[tensorrt-rtx]'; without it no GPU is found",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repo", type=Path, metavar="DIR", help="also say which plans its models have")
+
+
+def run(args: argparse.Namespace) -> int:
+    print("\n".join(report(look(), args.repo)))
+    return 0
+
+
+def report(machine: Machine, repository: Path | None = None) -> list[str]:
+    lines = [f"machine     {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"]
+    lines.append(f"driver      {f'CUDA {machine.probe.driver}' if machine.probe.driver else 'none'}")
+    for device in machine.probe.devices:
+        size = f"{device.memory_bytes / 2**30:.1f} GiB"
+        lines.append(f"GPU {device.number}       {device.name}, compute capability {device.capability}, {size}")
+    if not machine.probe.devices:
+        lines.append(f"GPU         none: {machine.probe.reason}")
+    for package, version in machine.packages.items():
+        lines.append(f"{package:<16}{version or f'not installed: {_ADVICE[package]}'}")
+    lines += [f"{kind:<12}{_verdict(kind, machine)}" for kind in ("cpu", "cuda", "tensorrt")]
+    lines.append(f"auto        {_chosen(machine)}")
+    return lines + (_plans(repository) if repository is not None else [])
+
+
+def _verdict(kind: str, machine: Machine) -> str:
+    if kind == "cpu" and not (machine.has("onnxruntime") or machine.has("onnxruntime-gpu")):
+        return "no: neither onnxruntime nor onnxruntime-gpu is installed"
+    try:
+        choose(kind, machine)
+    except BeamlineError as error:
+        return f"no: {str(error).partition(': ')[2].removesuffix(' (`beamline doctor` says more)')}"
+    return "yes"
+
+
+def _chosen(machine: Machine) -> str:
+    choice: Choice = choose("auto", machine)
+    return f"{choice.kind}: {choice.reason}"
+
+
+def _plans(repository: Path) -> list[str]:
+    lines = []
+    for folder in sorted(path.parent for path in repository.glob("*/*/manifest.json")):
+        name = f"{folder.parent.name}/{folder.name}"
+        try:
+            cards = read_cards(folder)
+        except ModelError as error:
+            lines.append(f"{name}: {error}")
+            continue
+        found = sorted({f"{card.module} for {card.capability}" for card in cards})
+        lines.append(f"{name}: {', '.join(found) or f'no plans; beamline build {folder.parent.name}'}")
+    return lines

@@ -1,0 +1,25 @@
+"""The tests of the engine over real graphs run on every backend: on the CPU always, on emulated GPUs in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engines import KINDS, served_by
+
+_OVER_GRAPHS = ("test_engine", "test_search_exact", "test_generation")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in _OVER_GRAPHS:
+        only_one = metafunc.definition.get_closest_marker("one_backend") is not None
+        marks = {kind: [] if kind == KINDS[0] else [pytest.mark.full] for kind in KINDS}
+        kinds = [pytest.param(kind, marks=marks[kind], id=kind) for kind in KINDS[: 1 if only_one else None]]
+        metafunc.parametrize("backend_kind", kinds, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def backend_kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with served_by(getattr(request, "param", KINDS[0])):
+        yield

@@ -1,0 +1,81 @@
+"""Several devices, each with an engine: requests go to the least busy one, and answers don't depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from serving.engine.fleet import Fleet
+from serving.engine.request import DecodingOptions, Request, Result
+from serving.errors import Cancelled, Overloaded
+from tests.support.engines import Answer, make_engine, results, served_by
+from tests.support.marian_shape import MAX_LENGTH, MarianShape
+
+BEAM = DecodingOptions(beam_size=4, num_hypotheses=1, max_length=MAX_LENGTH)
+LONG = replace(BEAM, min_length=MAX_LENGTH - 1)
+
+
+def fleet(model: MarianShape, count: int, slots: int = 2, max_queue: int = 3) -> Fleet:
+    """Emulated GPUs."""
+    with served_by("tensorrt-ahead"):
+        return Fleet([make_engine(model.folder, model.manifest, slots, max_queue=max_queue) for _ in range(count)])
+
+
+def submit(served: Fleet, source: list[int], options: DecodingOptions = BEAM) -> tuple[Request, list[Answer]]:
+    answers: list[Answer] = []
+    request = Request(tuple(source), options, answers.append)
+    served.submit(request)
+    return request, answers
+
+
+def finish(served: Fleet) -> None:
+    while any(engine.busy for engine in served.engines):
+        for engine in served.engines:
+            if engine.busy:
+                engine.step()
+
+
+def test_requests_go_where_there_is_least_to_do(plain_model: MarianShape) -> None:
+    served = fleet(plain_model, 3, max_queue=100)
+    for number in range(6):
+        submit(served, [5, 6, 7 + number], LONG)
+    assert [engine.load for engine in served.engines] == [2, 2, 2]
+    for _ in range(2):
+        served.engines[0].step()
+    served.engines[1].fail_everything(Cancelled("emptied"))
+    for number in range(2):
+        submit(served, [9, 10 + number], LONG)
+    assert [engine.load for engine in served.engines] == [2, 2, 2]
+    finish(served)
+
+
+def test_answers_are_those_of_one_device(plain_model: MarianShape) -> None:
+    served, alone = fleet(plain_model, 2, max_queue=100), fleet(plain_model, 1, max_queue=100)
+    sources = [[5, 6, 7 + number] for number in range(8)]
+    found = [submit(served, source)[1] for source in sources]
+    expected = [submit(alone, source)[1] for source in sources]
+    for each in (served, alone):
+        finish(each)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert results(mine)[0].hypotheses[0].tokens == results(theirs)[0].hypotheses[0].tokens
+
+
+def test_a_full_device_is_passed_over_and_a_full_fleet_refuses(plain_model: MarianShape) -> None:
+    served = fleet(plain_model, 2)
+    for _ in range(6):
+        submit(served, [5, 6], LONG)
+    with pytest.raises(Overloaded):
+        submit(served, [5, 6], LONG)
+    finish(served)
+
+
+def test_a_cancellation_reaches_whoever_has_the_request(plain_model: MarianShape) -> None:
+    served = fleet(plain_model, 2)
+    pairs = [submit(served, [5, 6, 7 + number], LONG) for number in range(4)]
+    for engine in served.engines:
+        engine.step()
+    served.cancel(pairs[2][0].id)
+    finish(served)
+    assert isinstance(pairs[2][1][0], Cancelled)
+    assert all(isinstance(answers[0], Result) for _, answers in (*pairs[:2], pairs[3]))

@@ -1,0 +1,117 @@
+"""On a real GPU: the numbers of the CPU, no waiting inside a step, CUDA graphs, and throughput.
+
+`make test-gpu`. Complete, but not run yet: no machine of ours has a GPU (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving.backends.base import Shape, Start, StepInputs
+from serving.backends.device_backend import DeviceBackend
+from serving.backends.onnxruntime import OnnxRuntimeBackend
+from serving.engine.core import Engine
+from serving.engine.plan import Plan
+from serving.engine.request import DecodingOptions
+from tests.gpu.conftest import OnGpu
+from tests.support.engines import decode, make_engine, results
+from tests.support.marian_shape import MAX_LENGTH, PAD
+from tests.support.ties import same_or_tie
+
+pytestmark = pytest.mark.gpu
+# Of a step's candidate scores, against float32 on the CPU.
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5}
+SOURCES = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16], [17]]
+BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)
+
+
+def no_inputs(batch: int, beams: int) -> StepInputs:
+    none = np.zeros((batch, beams, 0), np.float32)
+    return StepInputs(np.full(batch, -1), none.astype(np.int64), none, none)
+
+
+def started(backend: Any, batch: int, beams: int, cache: int) -> None:
+    backend.allocate(batch, Shape(batch, beams, cache, 16))
+    backend.resize(Shape(batch, beams, cache, 16), 0)
+    sources = [SOURCES[row % len(SOURCES)] for row in range(batch)]
+    for slot, memory in enumerate(backend.encode(sources)):
+        backend.place(slot, memory, Start(PAD, beams, independent=beams == 1))
+
+
+def bucket(made: Any, entries: int) -> int:
+    return next(size for size in made.cache_buckets or (entries,) if size >= entries)
+
+
+def test_numbers_are_those_of_the_cpu(on_gpu: OnGpu) -> None:
+    """Every step continues from the CPU's own beams only where both agree, so compare the first steps."""
+    made = on_gpu.backend()
+    host = OnnxRuntimeBackend(on_gpu.reference.folder, on_gpu.reference.manifest, threads=1)
+    cache = bucket(made, 64)
+    for each in (host, made.backend):
+        started(each, batch=4, beams=4, cache=cache)
+    for _ in range(3):
+        mine, theirs = made.backend.run(no_inputs(4, 4)), host.run(no_inputs(4, 4))
+        difference = np.abs(mine.candidate_scores - theirs.candidate_scores).max()
+        assert difference < TOLERANCE[on_gpu.manifest.precision]
+
+
+def test_the_engine_gives_the_same_answers(on_gpu: OnGpu) -> None:
+    """In float32 token for token, ties aside; in half, most of them."""
+    made = on_gpu.backend()
+    plan = Plan.of(on_gpu.manifest, 8)
+    if made.cache_buckets:
+        plan = replace(plan, cache_buckets=made.cache_buckets)
+    requests = [(source, BEAM) for source in SOURCES * 4]
+    found = results(decode(Engine(on_gpu.manifest, made.backend, plan, max_queue=100), requests, stagger=1))
+    expected = results(decode(make_engine(on_gpu.reference.folder, on_gpu.reference.manifest), requests))
+    same = [
+        same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+        for mine, theirs in zip(found, expected, strict=True)
+        for a, b in zip(mine.hypotheses[:1], theirs.hypotheses[:1], strict=True)
+    ]
+    assert sum(same) / len(same) >= {"float32": 1.0, "float16": 0.8, "bfloat16": 0.5}[on_gpu.manifest.precision]
+
+
+def test_the_host_waits_once_per_step(on_gpu: OnGpu) -> None:
+    backend = on_gpu.backend().backend
+    assert isinstance(backend, DeviceBackend)
+    started(backend, batch=4, beams=4, cache=64)
+    device: Any = backend._device
+    before = device.waits
+    backend.launch(no_inputs(4, 4))
+    for _ in range(10):
+        backend.launch(no_inputs(4, 4))  # the next one is asked for before this one is waited for
+        backend.collect()
+    assert device.waits == before + 10
+
+
+def test_recorded_steps_are_the_same(on_gpu: OnGpu) -> None:
+    """CUDA graphs on and off."""
+    scores = []
+    for records in (True, False):
+        made = on_gpu.backend()
+        backend: Any = made.backend
+        backend._runner.records = records and backend._runner.records
+        started(backend, batch=2, beams=4, cache=bucket(made, 64))
+        scores.append([backend.run(no_inputs(2, 4)).candidate_scores.copy() for _ in range(8)])
+    np.testing.assert_array_equal(scores[0], scores[1])
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_throughput(on_gpu: OnGpu, batch: int, beams: int, record_property: Any) -> None:
+    """Prints, and asserts nothing about speed."""
+    made = on_gpu.backend()
+    started(made.backend, batch, beams, bucket(made, 256))
+    made.backend.run(no_inputs(batch, beams))
+    began, steps = time.perf_counter(), 30
+    for _ in range(steps):
+        made.backend.run(no_inputs(batch, beams))
+    rate = batch * steps / (time.perf_counter() - began)
+    record_property("tokens_per_second", rate)
+    print(f"{on_gpu.choice.kind} {on_gpu.manifest.precision}, batch {batch}, beam {beams}: {rate:,.0f} tokens/s")
