@@ -10,6 +10,7 @@ from converters.tensorrt.version import CAPABILITIES
 from serving.manifest import read_manifest
 from serving.repository import newest, scan
 from tests.support.compiled import compile_version
+from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
 from tests.support.marian_shape import MarianShape
 
 REPOSITORY = Path(__file__).parents[3] / "model_repo"
@@ -34,6 +35,20 @@ def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
 def test_a_transformer_compiles(reference_version: Path) -> None:
     found = compile_version(reference_version)
     assert found["step"][0].layers["ATTENTION_INPUT"] == 2 * (len(read_manifest(reference_version).state) // 4)
+
+
+def test_a_language_model_compiles(language_model: ConvertedLanguageModel) -> None:
+    found = compile_version(language_model.folder)
+    for name, attentions in (("prefill", 1), ("step", 2), ("score", 2)):
+        layers = found[name][0].layers
+        assert (layers["ATTENTION_INPUT"], layers["ROTARY_EMBEDDING"]) == (attentions, 2)
+        assert ("KV_CACHE_UPDATE" in layers) == (name != "score")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_gpt2_compiles(tmp_path: Path) -> None:
+    assert set(compile_version(convert_language_model(GPT2, tmp_path).folder)) == {"prefill", "step", "score"}
 
 
 @pytest.mark.full
