@@ -9,6 +9,7 @@ from converters.base import Converter
 from converters.checkpoint import read_json
 from converters.families import (
     recurrent,
+    recurrent_language,
     recurrent_pooled,
     reference,
     torch_recurrent,
@@ -51,6 +52,8 @@ def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None
         return recurrent.RecurrentConverter(source)
     if kind == torch_recurrent.FAMILY:
         return torch_recurrent.TorchRecurrentConverter(source, config or source / "config.json")
+    if kind == recurrent_language.FAMILY:
+        return recurrent_language.RecurrentLanguageConverter(source, config or source / "config.json")
     if kind == torch_transformer.FAMILY:
         return torch_transformer.TorchTransformerConverter(source, config or source / "config.json")
     if kind == "marian":
@@ -59,7 +62,14 @@ def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None
         return MarianConverter(source)
     if kind in LANGUAGE_MODELS:
         return _language_model(source)
-    families = (torch_transformer.FAMILY, torch_recurrent.FAMILY, recurrent.MODEL_TYPE, "marian", *LANGUAGE_MODELS)
+    families = (
+        torch_transformer.FAMILY,
+        torch_recurrent.FAMILY,
+        recurrent.MODEL_TYPE,
+        recurrent_language.FAMILY,
+        "marian",
+        *LANGUAGE_MODELS,
+    )
     known = ", ".join((reference.MODEL_TYPE, *families))
     raise ConversionError(
         f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}. "

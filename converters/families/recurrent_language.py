@@ -1,0 +1,109 @@
+"""Recurrent language models built on `torch.nn.RNN`, `LSTM` or `GRU`.
+
+A folder with `config.json` (family "recurrent_language"; the fields of `RecurrentLanguageConfig`, and below), weights
+under the names `embedding`, `rnn` and `output` or under those that the config gives, and a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from converters.base import Converter, Loaded, TextSide
+from converters.checkpoint import fill, read_json, read_weights, reasons_of
+from converters.families.sentencepiece_text import SentencePieceText
+from converters.families.tokenizer_file import TokenizerJson
+from converters.modules.recurrent_language import (
+    RecurrentLanguageConfig,
+    RecurrentLanguageModel,
+    RecurrentLanguageSteps,
+)
+from serving.errors import UnsupportedCheckpoint
+from serving.manifest import DecodingDefaults, Limits, Vocabulary
+
+FAMILY = "recurrent_language"
+MAX_BEAM_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a checkpoint calls its parts, and the files beside it."""
+
+    embedding: str = "embedding"
+    rnn: str = "rnn"
+    output: str = "output"
+    tokenizer: str = "tokenizer.json"  # or a sentencepiece model
+    description: str = ""
+
+
+class RecurrentLanguageConverter(Converter):
+    family = FAMILY
+
+    def __init__(self, source: Path, config: Path) -> None:
+        super().__init__(source)
+        self.config = config
+
+    def load(self) -> Loaded:
+        config, parts = self._read(read_json(self.config))
+        model = RecurrentLanguageModel(config)
+        fill(model, _renamed(read_weights(self.source), config, parts), str(self.source))
+        model.eval()
+        text = _tokenizer(self.source / parts.tokenizer)
+        limits = Limits(
+            max_source_length=config.max_positions - 1,
+            max_target_length=config.max_positions,
+            max_beam_size=min(MAX_BEAM_SIZE, config.vocab_size // 4),
+        )
+        return Loaded(
+            model=RecurrentLanguageSteps(model).eval(),
+            original=model,
+            source_text=text,
+            target_text=text,
+            vocabulary=Vocabulary(
+                source_size=config.vocab_size,
+                target_size=config.vocab_size,
+                pad_id=0,  # never seen: any word will do
+                eos_ids=(config.eos_id,),
+                decoder_start_id=config.start_id,
+            ),
+            limits=limits,
+            defaults=DecodingDefaults(beam_size=1, max_length=limits.max_target_length),
+            description=parts.description,
+        )
+
+    def _read(self, content: dict[str, Any]) -> tuple[RecurrentLanguageConfig, Parts]:
+        names = {field.name for field in fields(Parts)}
+        known = RecurrentLanguageConfig.field_names() | names | {"family", "model_type"}
+        reasons = [f"{self.config.name}: {name!r} is not known" for name in content if name not in known]
+        shape = {name: value for name, value in content.items() if name in RecurrentLanguageConfig.field_names()}
+        beside = {name: value for name, value in content.items() if name in names}
+        try:
+            config = TypeAdapter(RecurrentLanguageConfig).validate_json(json.dumps(shape), strict=True)
+            parts = TypeAdapter(Parts).validate_json(json.dumps(beside), strict=True)
+            reasons += [f"{self.config.name}: {problem}" for problem in config.problems()]
+        except ValidationError as error:
+            reasons += reasons_of(error, self.config.name)
+        if reasons:
+            raise UnsupportedCheckpoint(str(self.source), reasons)
+        return config, parts
+
+
+def _renamed(tensors: dict[str, Tensor], config: RecurrentLanguageConfig, parts: Parts) -> dict[str, Tensor]:
+    ours = {parts.embedding: "embedding", parts.rnn: "rnn", parts.output: "output"}
+    found = {}
+    for name, tensor in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        found[f"{ours[prefix]}.{last}" if prefix in ours else name] = tensor
+    if config.tie_output and "embedding.weight" in found:  # stored once, wanted under both names
+        found.setdefault("output.weight", found["embedding.weight"])
+    return found
+
+
+def _tokenizer(path: Path) -> TextSide:
+    """A prompt goes on: nothing is put behind it."""
+    return TokenizerJson(path) if path.suffix == ".json" else SentencePieceText(path, add_eos=False)
