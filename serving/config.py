@@ -32,7 +32,9 @@ class ServeConfig:
     http_port: int | None = None  # of the JSON gateway; None: there is none
     metrics_need_token: bool = False
     default_model: str | None = None  # what an empty model name means
-    all_versions: bool = False  # not only the newest of each model
+    all_versions: bool = False  # not only the newest of each model, where its serving.toml says nothing
+    load: tuple[str, ...] = ()  # models to begin with, as NAME or NAME/VERSION; empty: all
+    watch_seconds: float | None = None  # how often to look for changes in the repository; None: never
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
     drain_seconds: float | None = None  # None: as long as it takes

@@ -4,6 +4,7 @@
     ├── RequestError                the caller can mend it; the text is shown to the client
     │   ├── InvalidRequest          a field has a value that is not allowed
     │   ├── ModelNotFound           no such model or version here
+    │   ├── ModelUnavailable        the model is known, but not served now
     │   ├── Overloaded              no room now; try again later, and it may say when
     │   ├── Unimplemented           a method that this server does not have
     │   ├── Unauthenticated         no credentials, or none that we know
@@ -40,6 +41,10 @@ class InvalidRequest(RequestError):
 
 
 class ModelNotFound(RequestError):
+    pass
+
+
+class ModelUnavailable(RequestError):
     pass
 
 

@@ -1,9 +1,9 @@
-"""From a repository on disk to models that answer."""
+"""From a version on disk to a model that answers. Blocking work, for a thread of its own."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,12 @@ from serving.engine.pooled import PooledEngine
 from serving.engine.stats import StepStats
 from serving.engine.thread import EngineThread
 from serving.errors import ModelError
-from serving.manifest import Manifest, PooledManifest
+from serving.manifest import AnyManifest, Manifest, PooledManifest
 from serving.metrics import Metrics
-from serving.repository import ModelVersion, scan, verify
+from serving.registry import Model
+from serving.repository import ModelVersion, verify
+from serving.settings import SETTINGS_FILE, ModelSettings, apply
+from serving.statistics import Statistics
 from serving.text.generator import Generator
 from serving.text.pooled import PooledModel
 from serving.text.protocol import Tokenizer, card_of
@@ -47,7 +50,11 @@ class Driver(Protocol):
 
     def start(self) -> None: ...
 
-    def drain(self, timeout: float | None) -> bool: ...
+    def add(self, engine: Any, /) -> None: ...
+
+    def retire(self, engine: Any, gone: Callable[[], None], /) -> None: ...
+
+    def drain(self, timeout: float | None, /) -> bool: ...
 
     def stop(self) -> None: ...
 
@@ -56,35 +63,49 @@ class Driver(Protocol):
 class EngineMakers:
     """Where engines come from. `serving.engine` is the real one; tests give their own."""
 
-    load: Callable[[Path, Manifest, Observe], ServedEngine]
+    load: Callable[[Path, Manifest, ModelSettings, Observe], ServedEngine]
     fake: Callable[[Observe], ServedEngine]
-    thread: Callable[[Sequence[Any]], Driver]
+    thread: Callable[[], Driver]
     fake_lm: Callable[[Observe], ServedEngine] | None = None
-    pooled: Callable[[Path, PooledManifest, Observe], PooledEngine] | None = None
+    pooled: Callable[[Path, PooledManifest, ModelSettings, Observe], PooledEngine] | None = None
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
-    settings = EngineSettings(
-        threads=config.threads,
-        slots=config.max_slots,
-        max_queue=config.max_queue,
-        early_refusal=config.early_refusal,
-        prefix_cache_bytes=config.prefix_cache_bytes,
-    )
+    def wanted(settings: ModelSettings) -> EngineSettings:
+        return EngineSettings(
+            threads=config.threads,
+            slots=settings.slots or config.max_slots,
+            max_queue=settings.queue or config.max_queue,
+            early_refusal=config.early_refusal,
+            prefix_cache_bytes=config.prefix_cache_bytes,
+        )
+
     fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue, config.early_refusal)
     return EngineMakers(
-        load=lambda folder, manifest, observe: load_engine(folder, manifest, settings, observe),
+        load=lambda folder, manifest, settings, observe: load_engine(folder, manifest, wanted(settings), observe),
         fake=lambda observe: fake_engine(fake, observe),
-        fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         thread=EngineThread,
-        pooled=lambda folder, manifest, observe: load_pooled(folder, manifest, settings, observe),
+        fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
+        pooled=lambda folder, manifest, settings, observe: load_pooled(folder, manifest, wanted(settings), observe),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModels:
-    models: list[Translator | Generator | PooledModel]
-    engines: list[ServedEngine | PooledEngine]
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    model: Model
+    engine: ServedEngine | PooledEngine
+    settings: ModelSettings
+    manifest: AnyManifest  # as it is on disk
+    statistics: Statistics
+    label: str  # of its metrics
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    def is_still(self, version: ModelVersion, settings: ModelSettings) -> bool:
+        """The manifest has the hashes of all else."""
+        return self.manifest == version.manifest and self.settings == settings
 
 
 class ModelLoader:
@@ -94,76 +115,84 @@ class ModelLoader:
         self._metrics = metrics
         self._workers = workers
 
-    def load(self) -> LoadedModels:
-        """Blocks for as long as it takes. A model that can't be served is reported and left out."""
-        loaded = LoadedModels([], [])
-        if self._config.fake:
-            self._add_fake(loaded)
-        if self._config.repository is not None:
-            self._add_repository(loaded, self._config.repository)
-        return loaded
+    def fakes(self) -> list[ServedModel]:
+        makers = {FAKE_NAME: self._makers.fake, FAKE_LM_NAME: self._makers.fake_lm}
+        return [self._fake(name, make) for name, make in makers.items() if make is not None]
 
-    def _add_fake(self, loaded: LoadedModels) -> None:
-        engine = self._makers.fake(self._metrics.observer(FAKE_NAME, FAKE_NAME, "1"))
-        self._add(loaded, engine, ByteTokenizer(), ByteTokenizer())
-        if self._makers.fake_lm is not None:
-            language_model = self._makers.fake_lm(self._metrics.observer(FAKE_LM_NAME, FAKE_LM_NAME, "1"))
-            self._add(loaded, language_model, ByteTokenizer(), ByteTokenizer())
+    def _fake(self, name: str, make: Callable[[Observe], ServedEngine]) -> ServedModel:
+        statistics = Statistics()
+        engine = make(self._observers(name, name, 1, statistics))
+        tokenizer = ByteTokenizer()
+        return self._served(engine, tokenizer, tokenizer, ModelSettings(), engine.manifest, statistics, name)
 
-    def _add_repository(self, loaded: LoadedModels, root: Path) -> None:
-        repository = scan(root)
-        problems = [problem.reason for problem in repository.problems]
-        for versions in repository.models.values():
-            # From the newest down: a broken version is no reason to serve nothing where an older one works.
-            for version in reversed(versions):
-                try:
-                    self._load_version(loaded, version)
-                except ModelError as error:
-                    problems.append(str(error))
-                    continue
-                if not self._config.all_versions:
-                    break
-        for problem in problems:
-            log.error("not served: %s", problem)
-        if not loaded.models:
-            reasons = "".join(f"\n  - {problem}" for problem in problems) or " it is empty"
-            raise ModelError(f"no model of the repository {root} can be served:{reasons}")
-
-    def _load_version(self, loaded: LoadedModels, version: ModelVersion) -> None:
+    def load(self, version: ModelVersion, settings: ModelSettings, label: str) -> ServedModel:
+        """Checked against its hashes, and warm. A `ModelError` says why it can't be served."""
         folder, manifest = version.folder, version.manifest
         verify(folder, manifest)
-        # Time series of their own only where several versions of a model are served.
-        label = f"{manifest.name}/{manifest.version}" if self._config.all_versions else manifest.name
-        observe = self._metrics.observer(label, manifest.name, str(manifest.version))
+        statistics = Statistics()
+        observe = self._observers(label, manifest.name, manifest.version, statistics)
         if isinstance(manifest, PooledManifest):
-            self._load_pooled(loaded, folder, manifest, observe)
-            return
+            return self._load_pooled(folder, manifest, settings, observe, statistics, label)
+        adjusted = apply(settings, manifest, folder.parent / SETTINGS_FILE)
         files = manifest.tokenizers
         source = TextTokenizer.load(folder / files.source.file)
         target = source if files.target == files.source else TextTokenizer.load(folder / files.target.file)
-        engine = _loaded(folder, lambda: self._makers.load(folder, manifest, observe))
-        self._add(loaded, engine, source, target)
+        engine = _loaded(folder, lambda: self._makers.load(folder, adjusted, settings, observe))
+        return self._served(engine, source, target, settings, manifest, statistics, label)
 
-    def _load_pooled(self, loaded: LoadedModels, folder: Path, manifest: PooledManifest, observe: Observe) -> None:
+    def _load_pooled(
+        self,
+        folder: Path,
+        manifest: PooledManifest,
+        settings: ModelSettings,
+        observe: Observe,
+        statistics: Statistics,
+        label: str,
+    ) -> ServedModel:
+        if settings.defaults:
+            raise ModelError(f"{folder.parent / SETTINGS_FILE} has [defaults], but {manifest.name} decodes nothing")
         tokenizer = TextTokenizer.load(folder / manifest.tokenizer.file)
         make = self._makers.pooled
         assert make is not None
-        engine = _loaded(folder, lambda: make(folder, manifest, observe))
-        loaded.engines.append(engine)
-        loaded.models.append(PooledModel(manifest, engine, tokenizer, self._config.text, self._workers))
+        engine = _loaded(folder, lambda: make(folder, manifest, settings, observe))
         knows = f"{len(manifest.labels)} labels" if manifest.labels else f"vectors of {manifest.width}"
         log.info("%s version %d (%s)\n  %s", manifest.name, manifest.version, manifest.family, knows)
+        model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers)
+        return ServedModel(model, engine, settings, manifest, statistics, label)
 
-    def _add(self, loaded: LoadedModels, engine: ServedEngine, source: Tokenizer, target: Tokenizer) -> None:
+    def nobody_has(self, label: str) -> None:
+        """What it counted stays; what it measured at every step is over."""
+        self._metrics.slots.labels(label).set(0)
+
+    def _observers(self, label: str, name: str, version: int, statistics: Statistics) -> Observe:
+        count = self._metrics.observer(label, name, str(version))
+
+        def observe(step: StepStats) -> None:
+            count(step)
+            statistics.observe(step)
+
+        return observe
+
+    def _served(
+        self,
+        engine: ServedEngine,
+        source: Tokenizer,
+        target: Tokenizer,
+        settings: ModelSettings,
+        manifest: Manifest,
+        statistics: Statistics,
+        label: str,
+    ) -> ServedModel:
         card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
         title = f"{card.name} version {card.version} ({engine.manifest.family})"
         log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
-        loaded.engines.append(engine)
         limits, workers = self._config.text, self._workers
-        if card.translates:
-            loaded.models.append(Translator(card, engine, source, target, limits, workers))
-        else:
-            loaded.models.append(Generator(card, engine, target, limits, workers))
+        model: Model = (
+            Translator(card, engine, source, target, limits, workers)
+            if card.translates
+            else Generator(card, engine, target, limits, workers)
+        )
+        return ServedModel(model, engine, settings, manifest, statistics, label)
 
 
 def _loaded(folder: Path, load: Callable[[], Loaded]) -> Loaded:

@@ -38,6 +38,7 @@ class Problem:
 
     model: str
     reason: str  # a sentence; it names the file
+    version: str = ""  # the folder of the version; empty where it is the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Repository:
     root: Path
     models: Mapping[str, tuple[ModelVersion, ...]]  # by name; versions ascending, never empty
     problems: tuple[Problem, ...]
+    folders: Mapping[str, Path]  # of all models, those without a usable version too
 
 
 def newest(versions: tuple[ModelVersion, ...]) -> ModelVersion:
@@ -68,7 +70,7 @@ def scan(root: Path) -> Repository:
                 try:
                     versions.append(_read_version(entry))
                 except ModelError as error:
-                    problems.append(Problem(folder.name, str(error)))
+                    problems.append(Problem(folder.name, str(error), entry.name))
         except OSError as error:
             problems.append(Problem(folder.name, f"{folder} can't be read: {error.strerror}"))
             continue
@@ -76,7 +78,7 @@ def scan(root: Path) -> Repository:
             models[folder.name] = tuple(sorted(versions, key=lambda version: version.version))
         elif not entries:
             problems.append(Problem(folder.name, f"{folder} has no version folder"))
-    return Repository(root, models, tuple(problems))
+    return Repository(root, models, tuple(problems), {folder.name: folder for folder in folders})
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from serving.config import ServeConfig
+from serving.errors import ModelError
 from serving.grpc.server import GrpcServer
 from serving.grpc.servicer import InferenceServicer
 from serving.guard import Guard
@@ -14,12 +15,14 @@ from serving.http.app import build_app, build_gateway
 from serving.http.server import HttpServer
 from serving.lifecycle import Lifecycle, Phase
 from serving.loading import Driver, EngineMakers, ModelLoader, real_makers
+from serving.manager import ModelManager
 from serving.metrics import Metrics
 from serving.registry import Models
 from serving.security.access import Access
 from serving.security.limits import ClientLimit
 from serving.security.tls import ServerTls
 from serving.tracing import tracing_of
+from serving.watching import Watcher
 
 _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
@@ -32,12 +35,14 @@ class Server:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
         self._tracing = tracing_of()
+        self.manager: ModelManager | None = None  # from `start` on
         self._makers = makers
         self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
         self._http: HttpServer | None = None
         self._gateway: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def grpc_address(self) -> str:
@@ -71,25 +76,47 @@ class Server:
             self._gateway = HttpServer(config.host, config.http_port, tls)
         await self._http.start(build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None))
         makers = self._makers or real_makers(config)
-        loader = ModelLoader(config, makers, self.metrics, self._workers)
-        loaded = await asyncio.to_thread(loader.load)
-        only_fakes = config.fake and config.repository is None
-        models = Models(loaded.models, config.default_model or (loaded.models[0].card.name if only_fakes else None))
+        models = Models(default=config.default_model)
         models.called = self.metrics.triton.call
-        self._driver = makers.thread(loaded.engines)
+        self._driver = makers.thread()
         self._driver.start()
+        self.manager = manager = ModelManager(
+            config.repository,
+            ModelLoader(config, makers, self.metrics, self._workers),
+            models,
+            self._driver,
+            versions="all" if config.all_versions else "newest",
+            only=config.load,
+        )
+        watcher = self._watcher(manager)
+        await manager.start(fake=config.fake, may_be_empty=watcher is not None)
+        if watcher is None:
+            models.check_default()
         if self._gateway is not None:
             servicer = InferenceServicer(models, self.lifecycle)
             app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
             await self._gateway.start(app)
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(models, self.lifecycle)
+        await self._grpc.start(models, manager, self.lifecycle)
+        if watcher is not None:
+            self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
+
+    def _watcher(self, manager: ModelManager) -> Watcher | None:
+        """Made before the models are loaded: a change meanwhile is one that it sees."""
+        config = self.config
+        if config.repository is None or config.watch_seconds is None:
+            return None
+        try:
+            return Watcher(config.repository, manager.refresh)
+        except OSError as error:
+            raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
     async def drain(self) -> bool:
         """Refuses new calls, finishes those that are inside. False where `drain_seconds` were not enough."""
         seconds = self.config.drain_seconds
         ends = None if seconds is None else time.monotonic() + seconds
         self.lifecycle.phase = Phase.DRAINING
+        self._stop_watching()
         if self._grpc is not None:
             await self._grpc.refuse()
         try:
@@ -106,6 +133,7 @@ class Server:
     async def stop(self) -> None:
         """At once: calls that are still inside are cancelled. After `drain` there are none."""
         self.lifecycle.phase = Phase.DRAINING
+        self._stop_watching()
         if self._grpc is not None:
             await self._grpc.stop()
         for http in (self._gateway, self._http):
@@ -114,7 +142,13 @@ class Server:
         if self._driver is not None:
             await asyncio.to_thread(self._driver.stop)
         await asyncio.to_thread(self._tracing.close)
+        if self.manager is not None:
+            self.manager.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 def _address(host: str, port: int) -> str:

@@ -19,10 +19,24 @@ HELP = "serve the models of a repository over gRPC"
 
 log = logging.getLogger(__name__)
 
+DEFAULT_REPOSITORY = Path("model_repo")
+_WATCH_SECONDS = 2.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config = ServeConfig()
-    parser.add_argument("--repo", type=Path, metavar="DIR", help="the model repository")
+    parser.add_argument("--repo", type=Path, metavar="DIR", help=f"the model repository ({DEFAULT_REPOSITORY})")
+    parser.add_argument(
+        "--load", action="append", metavar="M[/V]", help="begin with this model only, or this version (default: all)"
+    )
+    parser.add_argument(
+        "--watch",
+        type=interval,
+        nargs="?",
+        const=_WATCH_SECONDS,
+        metavar="S",
+        help=f"follow changes in the repository, looking every S seconds ({_WATCH_SECONDS:g})",
+    )
     parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
@@ -124,11 +138,23 @@ def duration(text: str) -> float:
     return value
 
 
+def interval(text: str) -> float:
+    value = duration(text)
+    if value < 0.05:
+        raise argparse.ArgumentTypeError(f"{text} is too short: at least 0.05")
+    return value
+
+
 def config_of(args: argparse.Namespace) -> ServeConfig:
-    if args.repo is None and not args.fake:
-        raise BeamlineError("there is nothing to serve: give --repo DIR (or --fake)")
+    repository = args.repo
+    if repository is None and not args.fake:
+        repository = DEFAULT_REPOSITORY
+        if not repository.is_dir():
+            raise BeamlineError(
+                f"there is nothing to serve: no folder {repository} is here; give --repo DIR (or --fake)"
+            )
     return ServeConfig(
-        repository=args.repo,
+        repository=repository,
         fake=args.fake,
         host=args.host,
         grpc_port=args.grpc_port,
@@ -137,6 +163,8 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         metrics_need_token=args.metrics_need_token,
         default_model=args.default_model,
         all_versions=args.all_versions,
+        load=tuple(args.load or ()),
+        watch_seconds=args.watch,
         drain_seconds=args.drain_seconds,
         threads=args.threads,
         max_slots=args.max_slots,

@@ -1,27 +1,64 @@
-"""`grpc.health.v1`: for the server as a whole (the empty name) and for our service."""
+"""`grpc.health.v1`: for the server as a whole (the empty name), for each service, and for each model, by its name or
+by `name/version`. NOT_FOUND is only for names that nobody knows: a model that failed to load is NOT_SERVING."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos import beamline_pb2 as pb
+from serving.manager import ModelManager, State
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _SERVICES = (health.OVERALL_HEALTH, INFERENCE)
 
+_library: Any = health  # whose stubs don't know of asyncio
+_Status = health_pb2.HealthCheckResponse
+
+
+class _Servicer(_library.aio.HealthServicer):  # type: ignore[misc]
+    """The library can't forget a service; one that is gone is unknown."""
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        answer = await super().Check(request, context)
+        if answer.status == _Status.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND)
+        return answer
+
 
 class Health:
     def __init__(self) -> None:
-        library: Any = health  # whose stubs don't know of asyncio
-        self._servicer = library.aio.HealthServicer()
+        self._servicer = _Servicer()
+        self._models: set[str] = set()
 
     def add_to(self, server: Any) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
-    async def set_serving(self, serving: bool) -> None:
-        response = health_pb2.HealthCheckResponse
-        status = response.SERVING if serving else response.NOT_SERVING
+    async def begin(self, manager: ModelManager) -> None:
         for service in _SERVICES:
-            await self._servicer.set(service, status)
+            await self._servicer.set(service, _Status.SERVING)
+
+        async def follow() -> None:
+            await self._follow(manager)
+
+        manager.changed = follow
+        await follow()
+
+    async def end(self) -> None:
+        """Nothing is served from now on, whatever is said later."""
+        await self._servicer.enter_graceful_shutdown()
+
+    async def _follow(self, manager: ModelManager) -> None:
+        ready: dict[str, bool] = {}
+        for line in manager.index():
+            serving = line.state is State.READY
+            ready[line.name] = ready.get(line.name, False) or serving
+            if line.version:
+                ready[f"{line.name}/{line.version}"] = serving
+        for name in self._models - set(ready):
+            await self._servicer.set(name, _Status.SERVICE_UNKNOWN)
+        for name, serving in ready.items():
+            await self._servicer.set(name, _Status.SERVING if serving else _Status.NOT_SERVING)
+        self._models = set(ready)

@@ -15,6 +15,7 @@ from serving.grpc.interceptors import GuardInterceptor
 from serving.grpc.servicer import InferenceServicer
 from serving.guard import Guard
 from serving.lifecycle import Lifecycle
+from serving.manager import ModelManager
 from serving.registry import Models
 from serving.security.tls import ServerTls
 
@@ -45,17 +46,17 @@ class GrpcServer:
         except RuntimeError as error:
             raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
 
-    async def start(self, models: Models, lifecycle: Lifecycle) -> None:
+    async def start(self, models: Models, manager: ModelManager, lifecycle: Lifecycle) -> None:
         servicer = InferenceServicer(models, lifecycle)
         beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
         self._health.add_to(self._server)
         reflection.enable_server_reflection((INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        await self._health.set_serving(True)
+        await self._health.begin(manager)
         await self._server.start()
 
     async def refuse(self) -> None:
         """Says to those who ask for its health that new calls should go elsewhere."""
-        await self._health.set_serving(False)
+        await self._health.end()
 
     async def stop(self) -> None:
         await self._server.stop(_STOP_GRACE_SECONDS)

@@ -18,6 +18,7 @@ from serving.errors import (
     Forbidden,
     InvalidRequest,
     ModelNotFound,
+    ModelUnavailable,
     Overloaded,
     ShuttingDown,
     SlowReader,
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 _STATUSES: dict[type[Exception], tuple[grpc.StatusCode, str | None]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "invalid"),
     ModelNotFound: (grpc.StatusCode.NOT_FOUND, "model_not_found"),
+    ModelUnavailable: (grpc.StatusCode.UNAVAILABLE, "model_unavailable"),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
     ShuttingDown: (grpc.StatusCode.UNAVAILABLE, "shutting_down"),
     Unimplemented: (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),

@@ -23,6 +23,7 @@ from serving.errors import Cancelled, Overloaded, ShuttingDown
 from serving.loading import EngineMakers, Observe
 from serving.manifest import DecodingDefaults, Limits, Manifest
 from serving.server import Server
+from serving.settings import ModelSettings
 from serving.tokenizer_bytes import ByteTokenizer
 
 WAIT_SECONDS = 20
@@ -76,6 +77,7 @@ class EngineDouble:
         self.most_waiting = 0
         self.refused = 0
         self.draining = False
+        self.retired = False
         self._held = held
         self.capacity = capacity
         self._waiting: dict[int, Request] = {}
@@ -121,6 +123,13 @@ class EngineDouble:
                 self._send(request_id)
             self._changed.notify_all()
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def hold(self) -> None:
+        self._held = True
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for what the server does to this engine."""
 
@@ -138,6 +147,13 @@ class EngineDouble:
 
     def start(self) -> None:
         self._thread.start()
+
+    def add(self, engine: object) -> None:
+        assert engine is self
+
+    def retire(self, engine: object, gone: Callable[[], None]) -> None:
+        self.retired = True
+        gone()
 
     def drain(self, timeout: float | None) -> bool:
         with self._changed:
@@ -157,14 +173,53 @@ class EngineDouble:
 
 
 def makers(engine: EngineDouble) -> EngineMakers:
-    def load(folder: Path, manifest: Manifest, observe: Observe) -> EngineDouble:
+    def load(folder: Path, manifest: Manifest, settings: ModelSettings, observe: Observe) -> EngineDouble:
         engine.manifest = manifest
         return engine
 
-    def thread(engines: Sequence[object]) -> EngineDouble:
-        return engine
+    return EngineMakers(load=load, fake=lambda observe: engine, thread=lambda: engine)
 
-    return EngineMakers(load=load, fake=lambda observe: engine, thread=thread)
+
+class EngineDoubles:
+    """Every model gets an engine of its own; this is the thread that drives them, too."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, int]] = []
+        self.settings: list[ModelSettings] = []
+        self.made: list[EngineDouble] = []
+        self.driven: list[EngineDouble] = []
+        self.gone: list[tuple[str, int]] = []
+
+    @property
+    def makers(self) -> EngineMakers:
+        return EngineMakers(load=self._load, fake=lambda observe: EngineDouble(), thread=lambda: self)
+
+    def _load(self, folder: Path, manifest: Manifest, settings: ModelSettings, observe: Observe) -> EngineDouble:
+        self.loaded.append((manifest.name, manifest.version))
+        self.settings.append(settings)
+        self.made.append(EngineDouble(manifest))
+        return self.made[-1]
+
+    def start(self) -> None:
+        pass
+
+    def add(self, engine: EngineDouble) -> None:
+        self.driven.append(engine)
+        engine.start()
+
+    def retire(self, engine: EngineDouble, gone: Callable[[], None]) -> None:
+        assert not engine.waiting, "a call still uses it"
+        self.driven.remove(engine)
+        self.gone.append((engine.manifest.name, engine.manifest.version))
+        engine.stop()
+        gone()
+
+    def drain(self, timeout: float | None) -> bool:
+        return all(engine.drain(timeout) for engine in self.driven)
+
+    def stop(self) -> None:
+        for engine in self.driven:
+            engine.stop()
 
 
 @asynccontextmanager

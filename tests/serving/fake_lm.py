@@ -39,7 +39,7 @@ class GatedEngine:
 
     def makers(self) -> EngineMakers:
         return EngineMakers(
-            load=lambda folder, manifest, observe: self._make(observe), fake=self._make, thread=EngineThread
+            load=lambda folder, manifest, settings, observe: self._make(observe), fake=self._make, thread=EngineThread
         )
 
     def _make(self, observe: Observe) -> Engine:

@@ -52,4 +52,4 @@ def test_unknown_versions_are_answered_with_the_known_ones(version: str) -> None
 
 def test_a_default_that_is_not_loaded_is_a_mistake() -> None:
     with pytest.raises(ModelNotFound, match="'nl' is not among"):
-        Models([model("de")], default="nl")
+        Models([model("de")], default="nl").check_default()

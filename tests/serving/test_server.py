@@ -4,7 +4,6 @@ import asyncio
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import pytest
 from protos import beamline_pb2 as pb
 from serving.config import ServeConfig
 from serving.errors import BeamlineError, ModelError
-from serving.loading import EngineMakers, Observe
-from serving.manifest import Manifest
+from serving.loading import Observe
 from serving.server import Server
 from tests.serving.disk import write_version
-from tests.serving.doubles import EngineDouble, connected, makers, running, started
+from tests.serving.doubles import EngineDouble, EngineDoubles, connected, makers, running, started
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])
 ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
@@ -110,33 +108,6 @@ async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
                 await second.start()
 
 
-def loading(loaded: list[tuple[str, int]]) -> EngineMakers:
-    """Every model gets an engine of its own."""
-    engines: list[EngineDouble] = []
-
-    def load(folder: Path, manifest: Manifest, observe: Observe) -> EngineDouble:
-        loaded.append((manifest.name, manifest.version))
-        engines.append(EngineDouble(manifest))
-        return engines[-1]
-
-    class Together:
-        def __init__(self, given: Sequence[object]) -> None:
-            assert list(given) == engines
-
-        def start(self) -> None:
-            for engine in engines:
-                engine.start()
-
-        def drain(self, timeout: float | None) -> bool:
-            return all(engine.drain(timeout) for engine in engines)
-
-        def stop(self) -> None:
-            for engine in engines:
-                engine.stop()
-
-    return EngineMakers(load=load, fake=lambda observe: EngineDouble(), thread=Together)
-
-
 async def test_the_newest_of_each_model_is_served_and_broken_ones_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,12 +116,12 @@ async def test_the_newest_of_each_model_is_served_and_broken_ones_are_reported(
     (tmp_path / "de" / "3" / "weights.bin").write_bytes(b"x")
     write_version(tmp_path, "fr", 4)
     (tmp_path / "half" / "1").mkdir(parents=True)
-    loaded: list[tuple[str, int]] = []
-    server = Server(replace(ANY_PORT, repository=tmp_path, default_model="de"), loading(loaded))
+    engines = EngineDoubles()
+    server = Server(replace(ANY_PORT, repository=tmp_path, default_model="de"), engines.makers)
     async with started(server), connected(server) as stub:
         response = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="hello world")]))
         other = await stub.Translate(pb.TranslateRequest(model="fr", inputs=[pb.Input(text="world")]))
-    assert loaded == [("de", 2), ("fr", 4)]
+    assert engines.loaded == [("de", 2), ("fr", 4)]
     assert (response.model, response.version) == ("de", "2")
     assert response.translations[0].hypotheses[0].text == "hello world"
     assert (other.model, other.version) == ("fr", "4")
@@ -163,8 +134,7 @@ async def test_the_newest_of_each_model_is_served_and_broken_ones_are_reported(
 async def test_all_versions_on_request(tmp_path: Path) -> None:
     for version in (1, 2):
         write_version(tmp_path, "de", version)
-    loaded: list[tuple[str, int]] = []
-    server = Server(replace(ANY_PORT, repository=tmp_path, all_versions=True), loading(loaded))
+    server = Server(replace(ANY_PORT, repository=tmp_path, all_versions=True), EngineDoubles().makers)
     async with started(server), connected(server) as stub:
         old = await stub.Translate(pb.TranslateRequest(version="1", inputs=[pb.Input(text="hello")]))
         new = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="hello")]))
@@ -176,7 +146,7 @@ async def test_a_repository_without_a_model_is_an_error(tmp_path: Path, broken: 
     if broken:
         folder = write_version(tmp_path, "de")
         (folder / "step.onnx").unlink()
-    server = Server(replace(ANY_PORT, repository=tmp_path), loading([]))
+    server = Server(replace(ANY_PORT, repository=tmp_path), EngineDoubles().makers)
     with pytest.raises(ModelError, match=r"step.onnx does not exist" if broken else "it is empty"):
         await server.start()
 

@@ -35,7 +35,8 @@ def test_defaults_are_those_of_the_config() -> None:
 def test_every_option_arrives() -> None:
     line = (
         "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
-        "--default-model m --all-versions --drain-seconds 6 --fake --fake-step-ms 2.5 --fake-slots 7 "
+        "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 "
+        "--fake --fake-step-ms 2.5 --fake-slots 7 "
         "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
         "--tls-cert c --tls-key k --tls-client-ca a --tokens t --metrics-need-token"
     )
@@ -47,6 +48,8 @@ def test_every_option_arrives() -> None:
         metrics_port=0,
         default_model="m",
         all_versions=True,
+        load=("a", "b/2"),
+        watch_seconds=3.0,
         drain_seconds=6.0,
         threads=3,
         max_slots=4,
@@ -70,12 +73,18 @@ def test_half_of_tls_is_an_error(line: str) -> None:
         parsed("--fake", *line.split())
 
 
-def test_nothing_to_serve_is_an_error() -> None:
-    with pytest.raises(BeamlineError, match="give --repo DIR"):
+def test_the_repository_is_the_folder_model_repo_unless_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BeamlineError, match=r"no folder model_repo is here; give --repo DIR"):
         parsed()
+    (tmp_path / "model_repo").mkdir()
+    assert parsed().repository == Path("model_repo")
+    assert parsed("--watch").watch_seconds == 2.0
 
 
-@pytest.mark.parametrize("line", ["--grpc-port 70000", "--max-slots 0", "--threads -1", "--fake-step-ms inf"])
+@pytest.mark.parametrize(
+    "line", ["--grpc-port 70000", "--max-slots 0", "--threads -1", "--fake-step-ms inf", "--watch 0"]
+)
 def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed("--fake", *line.split())

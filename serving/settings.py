@@ -1,0 +1,98 @@
+"""What an operator says about one model: `serving.toml` beside its version folders. Every key may be left out.
+
+versions = "newest"      # or "all", or a list of numbers: only these
+slots = 16               # requests that are decoded at once
+queue = 256              # requests that wait behind them
+device = "cpu"
+precision = "float32"    # refuse a version that is stored otherwise
+
+[defaults]               # of decoding options, over those of the manifest
+beam_size = 2
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serving.errors import ModelError
+from serving.manifest import DecodingDefaults, Manifest, StateKind
+
+SETTINGS_FILE = "serving.toml"
+
+Number = Annotated[int, Field(ge=1, strict=True)]  # neither "3" nor true
+Versions = Literal["newest", "all"] | Annotated[tuple[Number, ...], Field(min_length=1)]
+Precision = Literal["float32", "float16"]
+
+
+class ModelSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    versions: Versions | None = None  # None: as the command line says
+    slots: Annotated[Number, Field(le=4096)] | None = None
+    queue: Annotated[Number, Field(le=1_000_000)] | None = None
+    device: Literal["cpu"] | None = None
+    precision: Precision | None = None
+    defaults: dict[str, Any] = Field(default_factory=dict)  # keys and values of `DecodingDefaults`
+
+
+def read_settings(folder: Path) -> ModelSettings:
+    """The settings of a model's folder, or a `ModelError` that names the file and says what is allowed."""
+    path = folder / SETTINGS_FILE
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ModelSettings()
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise ModelError(f"{path} is not TOML: {error}") from error
+    _refuse_unknown(path, "", content, list(ModelSettings.model_fields))
+    defaults = content.get("defaults")
+    if isinstance(defaults, dict):
+        _refuse_unknown(path, "defaults.", defaults, list(DecodingDefaults.model_fields))
+    try:
+        return ModelSettings.model_validate(content)
+    except ValidationError as error:
+        raise ModelError(f"{path} is wrong: {_sentence(error)}") from error
+
+
+def _refuse_unknown(path: Path, table: str, content: dict[str, Any], known: Sequence[str]) -> None:
+    unknown = [f"{table}{key}" for key in content if key not in known]
+    if unknown:
+        raise ModelError(f"{path} has unknown keys: {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
+    """The manifest with the operator's defaults; a `ModelError` where the version can't be served as asked."""
+    stored = stored_precision(manifest)
+    if settings.precision not in (None, stored):
+        raise ModelError(
+            f"{path} asks for precision {settings.precision}, but {manifest.name} version {manifest.version} is "
+            f"stored in {stored}: precision is decided by the conversion"
+        )
+    if not settings.defaults:
+        return manifest
+    merged = {**manifest.defaults.model_dump(), **settings.defaults}
+    try:
+        return type(manifest).model_validate({**manifest.model_dump(), "defaults": merged})
+    except ValidationError as error:
+        raise ModelError(f"{path} does not fit version {manifest.version}: {_sentence(error)}") from error
+
+
+def stored_precision(manifest: Manifest) -> Precision:
+    kept = [tensor.dtype for tensor in manifest.state if tensor.kind is not StateKind.MEMORY]
+    return "float16" if "float16" in kept else "float32"
+
+
+def _sentence(error: ValidationError) -> str:
+    return "; ".join(f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors())
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Without the names of a union's members, which mean nothing to a reader."""
+    return ".".join(str(part) for part in location if "[" not in str(part)) or "it"

@@ -1,0 +1,65 @@
+"""What a served version has done since it was loaded: the numbers behind the open inference door's ModelStatistics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+from serving.engine.stats import Outcome, StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    count: int = 0
+    seconds: float = 0.0
+
+    def plus(self, seconds: float, count: int = 1) -> Total:
+        return Total(self.count + count, self.seconds + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A request is one text, or one part of a text that was split."""
+
+    success: Total = Total()
+    failure: Total = Total()
+    cancelled: Total = Total()
+    queue: Total = Total()  # from submission to a slot
+    compute: Total = Total()  # from the slot to the answer
+    last_request: float = 0.0  # seconds since the epoch
+    batches: dict[int, Total] = field(default_factory=dict)  # by size: decoding steps, and the time they took
+
+
+class Statistics:
+    """Fed on the engine's thread, read on any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals = Totals()
+        self._batches: dict[int, Total] = {}
+
+    def observe(self, step: StepStats) -> None:
+        with self._lock:
+            if step.beam_width:
+                self._batches[step.active] = self._batches.get(step.active, Total()).plus(step.decode_seconds)
+            totals = self._totals
+            for finished in step.finished:
+                if finished.outcome is Outcome.OK:
+                    totals = replace(
+                        totals,
+                        success=totals.success.plus(finished.total_seconds),
+                        queue=totals.queue.plus(finished.queue_seconds),
+                        compute=totals.compute.plus(finished.total_seconds - finished.queue_seconds),
+                    )
+                elif finished.outcome is Outcome.CANCELLED:
+                    totals = replace(totals, cancelled=totals.cancelled.plus(finished.total_seconds))
+                else:
+                    totals = replace(totals, failure=totals.failure.plus(finished.total_seconds))
+            if step.finished:
+                totals = replace(totals, last_request=time.time())
+            self._totals = totals
+
+    def totals(self) -> Totals:
+        with self._lock:
+            return replace(self._totals, batches=dict(self._batches))

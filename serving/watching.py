@@ -1,0 +1,77 @@
+"""Looks at the repository's folder from time to time, and has changed models reloaded.
+
+By looking, not by being told: it works on every file system, network ones too. A change counts when the folder has been
+still for one interval, so that a copy that is under way is not taken for a broken model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_DEPTH = 3  # of files below a model's folder: its settings, its versions' files, their engines
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+class Watcher:
+    def __init__(self, root: Path, refresh: Callable[[list[str]], Awaitable[None]]) -> None:
+        self._root = root
+        self._refresh = refresh
+        self._known = signatures(root)  # what the loaded models were made from
+        self._last = dict(self._known)
+
+    async def run(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        try:
+            now = await asyncio.to_thread(signatures, self._root)
+        except OSError as error:  # a file system that is away for a moment is no reason to unload everything
+            log.error("the repository can't be watched: %s", error)
+            return
+        still = {name for name in {*now, *self._known} if now.get(name) == self._last.get(name)}
+        changed = [name for name in still if now.get(name) != self._known.get(name)]
+        self._last = now
+        for name in changed:
+            if name in now:
+                self._known[name] = now[name]
+            else:
+                del self._known[name]
+        if changed:
+            await self._refresh(changed)
+
+
+def signatures(root: Path) -> dict[str, Signature]:
+    """For every model of the repository, what tells one state of its folder from another without reading files."""
+    return {
+        entry.name: tuple(sorted(_files(Path(entry.path), _DEPTH)))
+        for entry in os.scandir(root)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
+
+
+def _files(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # gone while we look; the next look will see
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            if entry.is_dir():
+                if depth > 1:
+                    yield from _files(Path(entry.path), depth - 1)
+            else:
+                status = entry.stat()
+                yield entry.path, status.st_ino, status.st_size, status.st_mtime_ns
+        except OSError:
+            continue
