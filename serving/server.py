@@ -97,7 +97,7 @@ class Server:
             app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
             await self._gateway.start(app)
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(models, manager, self.lifecycle)
+        await self._grpc.start(models, manager, self.lifecycle, self.metrics)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 

@@ -11,8 +11,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos import beamline_pb2 as pb
 from serving.manager import ModelManager, State
 
+OPEN_INFERENCE = "inference.GRPCInferenceService"  # as the world knows it
 INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_SERVICES = (health.OVERALL_HEALTH, INFERENCE)
+_SERVICES = (health.OVERALL_HEALTH, INFERENCE, OPEN_INFERENCE)
 
 _library: Any = health  # whose stubs don't know of asyncio
 _Status = health_pb2.HealthCheckResponse

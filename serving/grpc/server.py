@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from protos import beamline_pb2_grpc
+from protos import beamline_pb2, beamline_pb2_grpc
 from serving.errors import BeamlineError
-from serving.grpc.health import INFERENCE, Health
+from serving.grpc.health import INFERENCE, OPEN_INFERENCE, Health
 from serving.grpc.interceptors import GuardInterceptor
+from serving.grpc.open_inference import service as open_inference
+from serving.grpc.open_inference.servicer import OpenInferenceServicer
 from serving.grpc.servicer import InferenceServicer
 from serving.guard import Guard
 from serving.lifecycle import Lifecycle
 from serving.manager import ModelManager
+from serving.metrics import Metrics
 from serving.registry import Models
 from serving.security.tls import ServerTls
 
@@ -46,11 +49,16 @@ class GrpcServer:
         except RuntimeError as error:
             raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
 
-    async def start(self, models: Models, manager: ModelManager, lifecycle: Lifecycle) -> None:
+    async def start(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
         servicer = InferenceServicer(models, lifecycle)
         beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
         self._health.add_to(self._server)
-        reflection.enable_server_reflection((INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        open_inference.add_to(self._server, OpenInferenceServicer(models, manager, lifecycle, metrics))
+        reflection.enable_server_reflection(
+            (INFERENCE, OPEN_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME),
+            self._server,
+            open_inference.reflection_pool(beamline_pb2, health_pb2, reflection_pb2),
+        )
         await self._health.begin(manager)
         await self._server.start()
 

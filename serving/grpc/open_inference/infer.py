@@ -1,0 +1,135 @@
+"""A ModelInferRequest as our own request, and our answer as a ModelInferResponse.
+
+In:  `text` BYTES [N] or [N, 1], or `token_ids` INT32, INT64 or UINT32 [L] or [N, L], padded at the end with -1.
+Out: `text` BYTES [N, H], `score` FP32 [N, H] and, where asked for, `token_ids` INT64 [N, H, L], padded with -1;
+     H hypotheses, best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos import beamline_pb2 as pb
+from protos import open_inference_pb2 as oip
+from serving.errors import InvalidRequest
+from serving.grpc.open_inference.parameters import Parameters, read_parameters
+from serving.grpc.open_inference.tensors import InputTensor, OutputWriter, read_inputs
+
+TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
+_PADDING = -1
+_DEFAULT_OUTPUTS = (TEXT, SCORE)
+_OUTPUTS = (*_DEFAULT_OUTPUTS, TOKEN_IDS)
+_MAX_ID = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    request: pb.TranslateRequest
+    parameters: Parameters
+    outputs: tuple[str, ...]
+    id: str
+    raw: bool  # contents, in and out
+
+    def of_each_input(self) -> list[pb.TranslateRequest]:
+        """The same as requests of one text each."""
+        requests = []
+        for item in self.request.inputs:
+            single = pb.TranslateRequest()
+            single.CopyFrom(self.request)
+            del single.inputs[:]
+            single.inputs.append(item)
+            requests.append(single)
+        return requests
+
+
+def read_question(request: oip.ModelInferRequest) -> Question:
+    parameters = read_parameters(request.parameters)
+    outputs = _outputs(request)
+    parameters.options.return_scores = SCORE in outputs
+    parameters.options.return_tokens = TOKEN_IDS in outputs
+    translate = pb.TranslateRequest(
+        model=request.model_name,
+        version=request.model_version,
+        inputs=_inputs(read_inputs(request)),
+        options=parameters.options,
+        **parameters.languages,
+    )
+    return Question(translate, parameters, outputs, request.id, bool(request.raw_input_contents))
+
+
+def _outputs(request: oip.ModelInferRequest) -> tuple[str, ...]:
+    if len(request.outputs) > len(_OUTPUTS):
+        raise InvalidRequest(f"{len(request.outputs)} outputs are asked for; there is {', '.join(_OUTPUTS)}, each once")
+    names = tuple(dict.fromkeys(output.name for output in request.outputs))
+    for output in request.outputs:
+        if output.name not in _OUTPUTS:
+            raise InvalidRequest(f"there is no output {output.name[:40]!r}; there is {', '.join(_OUTPUTS)}")
+        if output.parameters:
+            known = ", ".join(sorted(output.parameters))[:100]
+            raise InvalidRequest(f"output {output.name!r} has parameters ({known}); this server knows none for outputs")
+    return names or _DEFAULT_OUTPUTS
+
+
+def _inputs(tensors: Sequence[InputTensor]) -> list[pb.Input]:
+    if len(tensors) != 1 or tensors[0].name not in (TEXT, TOKEN_IDS):
+        found = ", ".join(tensor.name[:40] for tensor in tensors[:5]) or "none"
+        raise InvalidRequest(f"the request must have one input, {TEXT!r} or {TOKEN_IDS!r}; it has {found}")
+    tensor = tensors[0]
+    return _texts(tensor) if tensor.name == TEXT else _token_ids(tensor)
+
+
+def _texts(tensor: InputTensor) -> list[pb.Input]:
+    if tensor.datatype != "BYTES":
+        raise InvalidRequest(f"input {TEXT!r} has datatype {tensor.datatype}; it must be BYTES")
+    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+        raise InvalidRequest(f"input {TEXT!r} has shape {list(tensor.shape)}; it must be [N] or [N, 1]")
+    try:
+        return [pb.Input(text=value.decode()) for value in tensor.bytes_values]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {TEXT!r} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _token_ids(tensor: InputTensor) -> list[pb.Input]:
+    if tensor.datatype == "BYTES":
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has datatype BYTES; it must be INT32, INT64 or UINT32")
+    if len(tensor.shape) not in (1, 2):
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has shape {list(tensor.shape)}; it must be [L] or [N, L]")
+    length = tensor.shape[-1]
+    rows = 1 if len(tensor.shape) == 1 else tensor.shape[0]
+    if rows and not length:
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has no ids; there is nothing to translate")
+    values = [tensor.int_values[row * length : (row + 1) * length] for row in range(rows)]
+    return [pb.Input(token_ids=pb.TokenIds(ids=_without_padding(row, ids))) for row, ids in enumerate(values)]
+
+
+def _without_padding(row: int, ids: tuple[int, ...]) -> tuple[int, ...]:
+    end = ids.index(_PADDING) if _PADDING in ids else len(ids)
+    if any(value != _PADDING for value in ids[end:]):
+        raise InvalidRequest(f"input {TOKEN_IDS!r}, row {row}: behind the padding (-1) stands another id")
+    wrong = next((value for value in ids[:end] if not 0 <= value <= _MAX_ID), None)
+    if wrong is not None:
+        raise InvalidRequest(f"input {TOKEN_IDS!r}, row {row}, contains {wrong}; ids are 0 or more, and -1 is padding")
+    return ids[:end]
+
+
+def answer(question: Question, response: pb.TranslateResponse) -> oip.ModelInferResponse:
+    reply = oip.ModelInferResponse(model_name=response.model, model_version=response.version, id=question.id)
+    rows = [list(translation.hypotheses) for translation in response.translations]
+    width = max(map(len, rows))
+    shape = [len(rows), width]
+    # A search may find fewer than were asked for.
+    padded = [row + [pb.Hypothesis(score=float("-inf"))] * (width - len(row)) for row in rows]
+    found = [hypothesis for row in padded for hypothesis in row]
+    writer = OutputWriter(reply, question.raw)
+    for output in question.outputs:
+        if output == TEXT:
+            writer.text(output, shape, [hypothesis.text for hypothesis in found])
+        elif output == SCORE:
+            writer.floats(output, shape, [hypothesis.score for hypothesis in found])
+        else:
+            ids = [[token.id for token in hypothesis.tokens] for hypothesis in found]
+            length = max(map(len, ids))
+            flat = [value for row in ids for value in (*row, *[_PADDING] * (length - len(row)))]
+            writer.integers(output, [*shape, length], flat)
+    return reply

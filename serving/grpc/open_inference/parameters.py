@@ -1,0 +1,114 @@
+"""Request parameters as our own options: the names of `beamline.v1.DecodingOptions`, and the few that Triton reserves.
+
+timeout    microseconds that the request may wait for a slot; 0: no limit
+priority   1 (most urgent) to 4; 0: the default
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos import beamline_pb2 as pb
+from protos import open_inference_pb2 as oip
+from serving.calls import LOWEST_PRIORITY
+from serving.errors import InvalidRequest
+
+_EARLY_STOPPING = {
+    False: pb.EARLY_STOPPING_FALSE,
+    True: pb.EARLY_STOPPING_TRUE,
+    "false": pb.EARLY_STOPPING_FALSE,
+    "true": pb.EARLY_STOPPING_TRUE,
+    "never": pb.EARLY_STOPPING_NEVER,
+}
+# What an answer carries is said by the outputs that are asked for.
+_OUTPUTS = {"return_scores": "score", "return_tokens": "token_ids"}
+_LANGUAGES = ("source_language", "target_language")
+_FIELDS = pb.DecodingOptions.DESCRIPTOR.fields_by_name
+_OPTIONS = tuple(name for name in _FIELDS if name not in (*_OUTPUTS, "return_alignment"))
+_MAX_UINT32 = 2**32 - 1
+
+
+@dataclass(slots=True)
+class Parameters:
+    options: pb.DecodingOptions = field(default_factory=pb.DecodingOptions)
+    languages: dict[str, str] = field(default_factory=dict)
+    queue_timeout: float | None = None  # seconds; None: as the call's metadata says
+    priority: int | None = None
+    stream: bool = False  # a response for each text as soon as it is there
+    empty_final: bool = False  # Triton's: a stream's answer ends with an empty response
+
+
+def read_parameters(given: Mapping[str, oip.InferParameter]) -> Parameters:
+    read = Parameters()
+    for name, parameter in given.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidRequest(f"parameter {name[:40]!r} has no value")
+        _take(read, name, getattr(parameter, kind))
+    return read
+
+
+def _take(read: Parameters, name: str, value: Any) -> None:
+    if name in _OPTIONS:
+        _set_option(read.options, name, value)
+    elif name in _LANGUAGES:
+        read.languages[name] = _expect(name, value, str, "a string")
+    elif name == "timeout":
+        microseconds = _expect(name, value, int, "a whole number of microseconds")
+        if microseconds < 0:
+            raise InvalidRequest(f"parameter 'timeout' is {microseconds}; it must be 0 (none) or more microseconds")
+        read.queue_timeout = microseconds / 1e6 or None
+    elif name == "priority":
+        level = _expect(name, value, int, "a whole number")
+        if not 0 <= level <= LOWEST_PRIORITY + 1:
+            raise InvalidRequest(f"parameter 'priority' is {level}; it must be 1 to {LOWEST_PRIORITY + 1}, or 0")
+        read.priority = level - 1 if level else None
+    elif name == "stream":
+        read.stream = _expect(name, value, bool, "true or false")
+    elif name == "triton_enable_empty_final_response":
+        read.empty_final = _expect(name, value, bool, "true or false")
+    elif name in _OUTPUTS:
+        raise InvalidRequest(f"parameter {name!r} is not known here; ask for the output {_OUTPUTS[name]!r} instead")
+    elif name.startswith("sequence_"):
+        raise InvalidRequest(f"parameter {name[:40]!r}: the models here keep no state between requests")
+    else:
+        known = ", ".join((*_OPTIONS, *_LANGUAGES, "stream", "timeout", "priority"))
+        raise InvalidRequest(f"parameter {name[:40]!r} is not known; known are {known}")
+
+
+def _set_option(options: pb.DecodingOptions, name: str, value: Any) -> None:
+    option = _FIELDS[name]
+    if name == "early_stopping":
+        if not isinstance(value, bool | str) or value not in _EARLY_STOPPING:
+            raise InvalidRequest("parameter 'early_stopping' must be true, false, or the string 'never'")
+        options.early_stopping = _EARLY_STOPPING[value]
+    elif name == "suppress_tokens":
+        options.suppress_tokens.extend(_ids(name, value))
+    elif option.cpp_type == option.CPPTYPE_BOOL:
+        setattr(options, name, _expect(name, value, bool, "true or false"))
+    elif option.cpp_type == option.CPPTYPE_STRING:
+        setattr(options, name, _expect(name, value, str, "a string"))
+    elif option.cpp_type == option.CPPTYPE_FLOAT:
+        setattr(options, name, float(_expect(name, value, (int, float), "a number")))
+    else:
+        whole = _expect(name, value, int, "a whole number")
+        if not 0 <= whole <= _MAX_UINT32:
+            raise InvalidRequest(f"parameter {name!r} is {whole}; it must be 0 to {_MAX_UINT32}")
+        setattr(options, name, whole)
+
+
+def _expect(name: str, value: Any, kind: type | tuple[type, ...], what: str) -> Any:
+    # A bool is an int in Python, and nowhere else.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequest(f"parameter {name!r} must be {what}")
+    return value
+
+
+def _ids(name: str, value: Any) -> list[int]:
+    """A parameter holds no list, so ids are written with commas between them."""
+    words = _expect(name, value, str, "a string of ids with commas between them").split(",")
+    if not all(word.strip().isdecimal() and int(word) <= _MAX_UINT32 for word in words):
+        raise InvalidRequest(f"parameter {name!r} must be a string of ids with commas between them")
+    return [int(word) for word in words]

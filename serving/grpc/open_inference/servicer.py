@@ -1,0 +1,116 @@
+"""The methods of `inference.GRPCInferenceService`: thin, over the same models as `beamline.v1`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from protos import open_inference_pb2 as oip
+from serving.calls import current_call, enter
+from serving.errors import ModelNotFound, ModelUnavailable
+from serving.grpc.open_inference import describe
+from serving.grpc.open_inference.infer import Question, answer
+from serving.grpc.open_inference.streaming import Stream, read
+from serving.grpc.statuses import status_of
+from serving.lifecycle import Lifecycle
+from serving.manager import ModelManager
+from serving.metrics import Metrics
+from serving.registry import Models
+from serving.version import beamline_version
+
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class OpenInferenceServicer:
+    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        self._models = models
+        self._manager = manager
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: oip.ServerLiveRequest, context: Any) -> oip.ServerLiveResponse:
+        return oip.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: oip.ServerReadyRequest, context: Any) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=self._lifecycle.ready)
+
+    async def ServerMetadata(self, request: oip.ServerMetadataRequest, context: Any) -> oip.ServerMetadataResponse:
+        return oip.ServerMetadataResponse(name="beamline", version=beamline_version(), extensions=describe.EXTENSIONS)
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    async def ModelReady(self, request: oip.ModelReadyRequest, context: Any) -> oip.ModelReadyResponse:
+        try:
+            self._models.find(request.name, request.version)
+        except (ModelNotFound, ModelUnavailable):
+            return oip.ModelReadyResponse(ready=False)
+        return oip.ModelReadyResponse(ready=self._lifecycle.ready)
+
+    async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Any) -> oip.ModelMetadataResponse:
+        model = self._manager.served(self._models.find(request.name, request.version))
+        return describe.metadata(model, self._versions(model.manifest.name))
+
+    async def ModelConfig(self, request: oip.ModelConfigRequest, context: Any) -> oip.ModelConfigResponse:
+        model = self._manager.served(self._models.find(request.name, request.version))
+        return oip.ModelConfigResponse(config=describe.config(model, self._versions(model.manifest.name)))
+
+    async def ModelStatistics(self, request: oip.ModelStatisticsRequest, context: Any) -> oip.ModelStatisticsResponse:
+        if request.name and request.version:
+            found = [self._models.find(request.name, request.version)]
+        elif request.name:
+            found = self._models.versions(request.name)
+        else:
+            found = list(self._models)
+        return oip.ModelStatisticsResponse(
+            model_stats=[describe.statistics(self._manager.served(each)) for each in found]
+        )
+
+    def _versions(self, name: str) -> list[int]:
+        return [translator.card.version for translator in self._models.versions(name)]
+
+    # -- inference -----------------------------------------------------------------------------------------------
+
+    async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
+        return await self._infer(await read(request), context)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
+        await Stream(self._infer, self._sentence, context).run(requests)
+
+    def _sentence(self, error: Exception) -> str:
+        return status_of(error, STREAM_INFER, current_call().request_id, self._metrics).sentence
+
+    async def _infer(self, question: Question, context: Any) -> oip.ModelInferResponse:
+        asked, parameters, call = question.request, question.parameters, current_call()
+        enter(
+            replace(
+                call,
+                priority=call.priority if parameters.priority is None else parameters.priority,
+                queue_timeout=parameters.queue_timeout or call.queue_timeout,
+            )
+        )
+        remaining: float | None = context.time_remaining()
+        deadline = None if remaining is None else time.monotonic() + remaining
+        with self._lifecycle.call(), self._models.use(asked.model, asked.version) as model:
+            return answer(question, await model.translate(asked, deadline))
+
+    # -- the repository ------------------------------------------------------------------------------------------
+
+    async def RepositoryIndex(self, request: oip.RepositoryIndexRequest, context: Any) -> oip.RepositoryIndexResponse:
+        return describe.index(self._manager.index(), request.ready)
+
+    async def RepositoryModelLoad(
+        self, request: oip.RepositoryModelLoadRequest, context: Any
+    ) -> oip.RepositoryModelLoadResponse:
+        await self._manager.load(request.model_name, describe.asked_versions(request))
+        return oip.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: oip.RepositoryModelUnloadRequest, context: Any
+    ) -> oip.RepositoryModelUnloadResponse:
+        # Triton's parameter `unload_dependents` means nothing here: no model depends on another.
+        await self._manager.unload(request.model_name)
+        return oip.RepositoryModelUnloadResponse()
