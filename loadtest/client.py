@@ -38,7 +38,10 @@ class Connection:
     connect_timeout: float = 10.0
     tls: Tls | None = None
     token_file: Path | None = None
-    method: str = "translate"  # one of METHODS
+    protocol: str = "beamline.v1"
+    method: str = "translate"  # of beamline.v1: one of METHODS
+    stream: bool = False  # of open-inference: by ModelStreamInfer
+    input_name: str | None = None  # of open-inference: the tensor for the text; None: the model's only one
 
 
 class Target(Protocol):
@@ -56,16 +59,13 @@ class Target(Protocol):
     async def close(self) -> None: ...
 
 
-class BeamlineTarget:
-    """`beamline.v1`."""
+class GrpcTarget:
+    """What every protocol over gRPC shares: its connections."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._metadata = _metadata(connection)
         self._channels = [_channel(connection) for _ in range(connection.channels)]
-        self._method = METHODS[connection.method]
-        self._calls = cycle([self._method.open(channel) for channel in self._channels])
-        self._options: dict[Options, Any] = {}  # parsed once, not for every request
 
     async def connect(self) -> None:
         ends = time.monotonic() + self._connection.connect_timeout
@@ -75,22 +75,9 @@ class BeamlineTarget:
             except TimeoutError:
                 raise LoadTestError(await self._why_not(channel)) from None
 
-    async def send(self, item: Item) -> Reply:
-        try:
-            call = next(self._calls)(self._request(item), timeout=self._connection.deadline, metadata=self._metadata)
-            return await self._method.send(call)
-        except grpc.aio.AioRpcError as error:
-            return Reply(error.code().value[0], error.details() or "")
-
     async def close(self) -> None:
         for channel in self._channels:
             await channel.close()
-
-    def _request(self, item: Item) -> Any:
-        options = self._options.get(item.options)
-        if options is None:
-            options = self._options[item.options] = self._method.options(item.options)
-        return self._method.request(item, options)
 
     async def _why_not(self, channel: Any) -> str:
         """A call says why there is no connection; waiting for one does not."""
@@ -105,6 +92,29 @@ class BeamlineTarget:
             f"the server at {target} accepts connections but did not answer for {patience:g} s: "
             f"it hangs, or does not speak gRPC{'' if self._connection.tls else ' without TLS'}"
         )
+
+
+class BeamlineTarget(GrpcTarget):
+    """`beamline.v1`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._method = METHODS[connection.method]
+        self._calls = cycle([self._method.open(channel) for channel in self._channels])
+        self._options: dict[Options, Any] = {}  # parsed once, not for every request
+
+    async def send(self, item: Item) -> Reply:
+        try:
+            call = next(self._calls)(self._request(item), timeout=self._connection.deadline, metadata=self._metadata)
+            return await self._method.send(call)
+        except grpc.aio.AioRpcError as error:
+            return Reply(error.code().value[0], error.details() or "")
+
+    def _request(self, item: Item) -> Any:
+        options = self._options.get(item.options)
+        if options is None:
+            options = self._options[item.options] = self._method.options(item.options)
+        return self._method.request(item, options)
 
 
 def _channel(connection: Connection) -> grpc.aio.Channel:

@@ -136,7 +136,7 @@ def _report(
         title=args.title or f"Load test of {', '.join(filter(None, models)) or connection.target}",
         setup=Setup(
             target=connection.target,
-            protocol=f"beamline.v1 {args.method}",
+            protocol=f"beamline.v1 {args.method}" if args.protocol == "beamline.v1" else args.protocol,
             models=models,
             workload=str(workload),
             options=tuple(args.options or ()),

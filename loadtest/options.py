@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +13,7 @@ from loadtest import units
 from loadtest.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
 from loadtest.client import Connection, Tls
 from loadtest.errors import LoadTestError
-from loadtest.methods import METHODS, Method
+from loadtest.methods import METHODS
 from loadtest.trace import read_lines, read_trace
 from loadtest.workload import (
     LONGEST,
@@ -40,6 +39,14 @@ T = TypeVar("T")
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("the server")
     where.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
+    where.add_argument(
+        "--protocol",
+        choices=("beamline.v1", "open-inference"),
+        default="beamline.v1",
+        help="open-inference measures Triton and other KServe servers as well (%(default)s)",
+    )
+    where.add_argument("--input", metavar="NAME", help="open-inference: the BYTES tensor that takes the text")
+    where.add_argument("--stream", action="store_true", help="open-inference: ModelStreamInfer, every response timed")
     where.add_argument(
         "--model",
         action="append",
@@ -119,8 +126,13 @@ def connection_of(args: argparse.Namespace) -> Connection:
         tls = Tls(args.tls_ca, args.tls_cert, args.tls_key, args.tls_name)
     if ":" not in args.target:
         raise LoadTestError(f"--target is {args.target!r}; write HOST:PORT")
+    if args.protocol != "open-inference" and (args.stream or args.input is not None):
+        raise LoadTestError("--stream and --input belong to --protocol open-inference")
     return Connection(
         target=args.target,
+        protocol=args.protocol,
+        stream=args.stream,
+        input_name=args.input,
         channels=args.channels,
         deadline=args.deadline,
         connect_timeout=args.connect_timeout,
@@ -142,9 +154,9 @@ def load_of(args: argparse.Namespace) -> tuple[Arrivals, Workload, tuple[str, ..
             )
         replay, workload = read_trace(args.trace, models.choices[0], args.speed)
         for item in workload.kinds():
-            METHODS[args.method].options(item.options)
+            _check(item.options, args)
         return replay, workload, tuple(sorted({item.model for item in workload.items}))
-    options = _mix(args.options or [""], partial(_decoding, METHODS[args.method]))
+    options = _mix(args.options or [""], lambda text: _decoding(text, args))
     return _arrivals(args), MixedWorkload(_texts(args), models, options, args.seed), models.choices
 
 
@@ -195,11 +207,17 @@ def _mix(texts: Sequence[str], parse: Callable[[str], T]) -> Mix[T]:
     return Mix(tuple(choices), tuple(weights))
 
 
-def _decoding(method: Method, text: str) -> Options:
+def _decoding(text: str, args: argparse.Namespace) -> Options:
     pairs = [part.partition("=") for part in text.split(",") if part]
     options = tuple((name.strip(), value.strip()) for name, _, value in pairs)
-    method.options(options)  # a wrong one is told at once
+    _check(options, args)
     return options
+
+
+def _check(options: Options, args: argparse.Namespace) -> None:
+    """A wrong one is told at once; what another server's options are, only that server knows."""
+    if args.protocol == "beamline.v1":
+        METHODS[args.method].options(options)
 
 
 def _lengths(text: str) -> Lengths:

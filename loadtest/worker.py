@@ -30,6 +30,7 @@ from loadtest.messages import (
     WorkerHealth,
     WorkerSetup,
 )
+from loadtest.open_inference import OpenInferenceTarget
 from loadtest.record import CANCELLED, DEADLINE_EXCEEDED, OK, STATUS_NAMES, Recorder
 from loadtest.reply import Reply
 from loadtest.workload import Item
@@ -38,13 +39,17 @@ _PROGRESS_SECONDS = 0.25
 _STOP_GRACE_SECONDS = 1.0
 _DEADLINE_GRACE_SECONDS = 5.0  # a call that outlives its deadline by this much will never end
 _BUSY = "RESOURCE_EXHAUSTED"
+_TARGETS: dict[str, Callable[[Connection], Target]] = {
+    "beamline.v1": BeamlineTarget,
+    "open-inference": OpenInferenceTarget,
+}
 
 
 def main(pipe: Pipe, setup: WorkerSetup) -> None:
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)  # a full collection in the middle of a run is a pause that we would measure
     with asyncio.Runner(loop_factory=precise_loop) as runner:
-        runner.run(_obey(pipe, setup, BeamlineTarget))
+        runner.run(_obey(pipe, setup, _TARGETS[setup.connection.protocol]))
 
 
 async def _obey(pipe: Pipe, setup: WorkerSetup, make_target: Callable[[Connection], Target]) -> None:

@@ -94,7 +94,7 @@ class OpenInferenceServicer:
         )
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else time.monotonic() + remaining
-        with self._lifecycle.call(), self._models.use(asked.model, asked.version) as model:
+        with self._lifecycle.call(), self._models.use_translator(asked.model, asked.version) as model:
             return answer(question, await model.translate(asked, deadline))
 
     # -- the repository ------------------------------------------------------------------------------------------
