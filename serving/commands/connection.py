@@ -12,6 +12,10 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
     parser.add_argument("--model", default="", metavar="M", help="default: the server's only or default model")
     parser.add_argument("--version", default="", metavar="V", help="default: the newest")
+    add_credentials(parser)
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="talk TLS, and trust servers of this authority")
     parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="our own certificate, if the server wants one")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")

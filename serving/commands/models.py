@@ -1,4 +1,4 @@
-"""`beamline models`: what a repository holds."""
+"""`beamline models`: what a repository holds, or what a running server serves, loads and unloads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,46 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from serving.admin import AdminClient
+from serving.commands.connection import add_credentials, credentials_of
+from serving.errors import BeamlineError
 from serving.repository import ModelVersion, newest, scan
 
-HELP = "list the models of a repository"
+HELP = "list the models of a repository, or of a running server"
 
+_SERVED = ("name", "version", "state", "reason")
 _COLUMNS = ("name", "versions", "task", "family", "size", "parity")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--target", metavar="HOST:PORT", help="a running server instead of a folder")
+    parser.add_argument("--load", metavar="M[/V]", help="have the server load or reload it; waits for it")
+    parser.add_argument("--unload", metavar="M", help="have the server unload it")
+    add_credentials(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.target is not None:
+        return _ask_server(args)
+    if args.load or args.unload:
+        raise BeamlineError("--load and --unload are for a running server: give --target HOST:PORT")
+    return _read_folder(args)
+
+
+def _ask_server(args: argparse.Namespace) -> int:
+    with AdminClient(args.target, credentials_of(args)) as server:
+        if args.unload:
+            server.unload(args.unload)
+        if args.load:
+            server.load(args.load)
+        lines = server.index()
+    rows = [(line.name, line.version, line.state, line.reason) for line in lines]
+    print(table([_SERVED, *rows]) if rows else f"{args.target} serves no model")
+    return 0
+
+
+def _read_folder(args: argparse.Namespace) -> int:
     repository = scan(args.repo)
     rows = [_row(versions) for versions in repository.models.values()]
     print(table([_COLUMNS, *rows]) if rows else f"no models in {args.repo}")

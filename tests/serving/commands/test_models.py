@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 
 from serving.cli import main
 from serving.commands import models
+from serving.config import ServeConfig
+from serving.server import Server
 from tests.serving.disk import write_version
+from tests.serving.doubles import EngineDoubles, started
 
 
 def listed(root: Path) -> int:
@@ -47,3 +51,32 @@ def test_an_empty_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_repository_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path / "nowhere") == 2
     assert "nowhere can't be read" in capsys.readouterr().err
+
+
+async def test_a_running_server_is_asked_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for version in (1, 2):
+        write_version(tmp_path, "de", version)
+    (write_version(tmp_path, "fr", 1) / "weights.bin").write_bytes(b"short")
+    config = ServeConfig(repository=tmp_path, grpc_port=0, metrics_port=0)
+
+    async with started(Server(config, EngineDoubles().makers)) as server:
+
+        async def asked(*arguments: str) -> tuple[int, list[list[str]], str]:
+            line = ["models", "--target", server.grpc_address, *arguments]
+            code = await asyncio.to_thread(main, line, {"models": lambda: models})
+            out, err = capsys.readouterr()
+            return code, [row.split() for row in out.splitlines()[1:]], err
+
+        code, rows, _ = await asked()
+        assert (code, rows[0]) == (0, ["de", "2", "READY"])
+        assert rows[1][:4] == ["fr", "1", "UNAVAILABLE", "fr/1/weights.bin"]
+        assert (await asked("--load", "de/1"))[1][0] == ["de", "1", "READY"]
+        assert (await asked("--unload", "de"))[1][0][:3] == ["de", "UNAVAILABLE", "it"]
+        assert (await asked("--load", "de"))[1][0] == ["de", "2", "READY"]
+        unknown = "beamline: the repository has no model 'nl'; it has de, fr (NOT_FOUND)\n"
+        assert (await asked("--load", "nl"))[2] == unknown
+        assert "fr could not be loaded as asked" in (await asked("--load", "fr"))[2]
+        assert "write NAME or NAME/VERSION" in (await asked("--load", "de/x"))[2]
+    assert main(["models", "--load", "de"], {"models": lambda: models}) == 2
+    assert main(["models", "--target", "127.0.0.1:1"], {"models": lambda: models}) == 2
+    assert "127.0.0.1:1 is not available" in capsys.readouterr().err
