@@ -1,4 +1,4 @@
-"""A ModelInferRequest as our own request, and our answer as a ModelInferResponse.
+"""A ModelInferRequest as our own question, and our answers as ModelInferResponses.
 
 In:  `text` BYTES [N] or [N, 1], or `token_ids` INT32, INT64 or UINT32 [L] or [N, L], padded at the end with -1.
 Out: `text` BYTES [N, H], `score` FP32 [N, H] and, where asked for, `token_ids` INT64 [N, H, L], padded with -1;
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from protos import beamline_pb2 as pb
 from protos import open_inference_pb2 as oip
 from serving.errors import InvalidRequest
-from serving.grpc.open_inference.parameters import Parameters, read_parameters
+from serving.grpc.open_inference.parameters import Options, Parameters, read_parameters
 from serving.grpc.open_inference.tensors import InputTensor, OutputWriter, read_inputs
 
 TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
@@ -25,37 +25,34 @@ _MAX_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    request: pb.TranslateRequest
+    inputs: list[pb.Input]
     parameters: Parameters
     outputs: tuple[str, ...]
     id: str
     raw: bool  # contents, in and out
 
-    def of_each_input(self) -> list[pb.TranslateRequest]:
-        """The same as requests of one text each."""
-        requests = []
-        for item in self.request.inputs:
-            single = pb.TranslateRequest()
-            single.CopyFrom(self.request)
-            del single.inputs[:]
-            single.inputs.append(item)
-            requests.append(single)
-        return requests
+    def wants(self, output: str) -> bool:
+        return output in self.outputs
 
 
-def read_question(request: oip.ModelInferRequest) -> Question:
-    parameters = read_parameters(request.parameters)
-    outputs = _outputs(request)
-    parameters.options.return_scores = SCORE in outputs
-    parameters.options.return_tokens = TOKEN_IDS in outputs
-    translate = pb.TranslateRequest(
-        model=request.model_name,
-        version=request.model_version,
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One hypothesis, or a piece of one."""
+
+    text: str
+    score: float = float("-inf")
+    token_ids: tuple[int, ...] = ()
+
+
+def read_question(request: oip.ModelInferRequest, options: Options) -> Question:
+    """`options` is an empty message of the kind that the model takes."""
+    return Question(
         inputs=_inputs(read_inputs(request)),
-        options=parameters.options,
-        **parameters.languages,
+        parameters=read_parameters(request.parameters, options),
+        outputs=_outputs(request),
+        id=request.id,
+        raw=bool(request.raw_input_contents),
     )
-    return Question(translate, parameters, outputs, request.id, bool(request.raw_input_contents))
 
 
 def _outputs(request: oip.ModelInferRequest) -> tuple[str, ...]:
@@ -113,23 +110,21 @@ def _without_padding(row: int, ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids[:end]
 
 
-def answer(question: Question, response: pb.TranslateResponse) -> oip.ModelInferResponse:
-    reply = oip.ModelInferResponse(model_name=response.model, model_version=response.version, id=question.id)
-    rows = [list(translation.hypotheses) for translation in response.translations]
+def answer(question: Question, model: str, version: str, rows: Sequence[Sequence[Found]]) -> oip.ModelInferResponse:
+    """A row is what was found for one input."""
+    reply = oip.ModelInferResponse(model_name=model, model_version=version, id=question.id)
     width = max(map(len, rows))
     shape = [len(rows), width]
     # A search may find fewer than were asked for.
-    padded = [row + [pb.Hypothesis(score=float("-inf"))] * (width - len(row)) for row in rows]
-    found = [hypothesis for row in padded for hypothesis in row]
+    found = [each for row in rows for each in (*row, *[Found("")] * (width - len(row)))]
     writer = OutputWriter(reply, question.raw)
     for output in question.outputs:
         if output == TEXT:
-            writer.text(output, shape, [hypothesis.text for hypothesis in found])
+            writer.text(output, shape, [each.text for each in found])
         elif output == SCORE:
-            writer.floats(output, shape, [hypothesis.score for hypothesis in found])
+            writer.floats(output, shape, [each.score for each in found])
         else:
-            ids = [[token.id for token in hypothesis.tokens] for hypothesis in found]
-            length = max(map(len, ids))
-            flat = [value for row in ids for value in (*row, *[_PADDING] * (length - len(row)))]
+            length = max(len(each.token_ids) for each in found)
+            flat = [i for each in found for i in (*each.token_ids, *[_PADDING] * (length - len(each.token_ids)))]
             writer.integers(output, [*shape, length], flat)
     return reply

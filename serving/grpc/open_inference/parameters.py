@@ -1,7 +1,8 @@
-"""Request parameters as our own options: the names of `beamline.v1.DecodingOptions`, and the few that Triton reserves.
+"""Request parameters as our own options: the names of `beamline.v1`'s DecodingOptions or, for a language model, of its
+GenerationOptions; and the few that Triton reserves.
 
-timeout    microseconds that the request may wait for a slot; 0: no limit
-priority   1 (most urgent) to 4; 0: the default
+    timeout    microseconds that the request may wait for a slot; 0: no limit
+    priority   1 (most urgent) to 4; 0: the default
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from protos import open_inference_pb2 as oip
 from serving.calls import LOWEST_PRIORITY
 from serving.errors import InvalidRequest
 
+Options = pb.DecodingOptions | pb.GenerationOptions
+
 _EARLY_STOPPING = {
     False: pb.EARLY_STOPPING_FALSE,
     True: pb.EARLY_STOPPING_TRUE,
@@ -22,26 +25,26 @@ _EARLY_STOPPING = {
     "true": pb.EARLY_STOPPING_TRUE,
     "never": pb.EARLY_STOPPING_NEVER,
 }
-# What an answer carries is said by the outputs that are asked for.
-_OUTPUTS = {"return_scores": "score", "return_tokens": "token_ids"}
+# What an answer carries is said by the outputs that are asked for; what no output can carry is not offered here.
+_OUTPUTS = {"return_scores": "score", "return_log_probs": "score", "return_tokens": "token_ids"}
+_NOT_HERE = ("return_alignment", "top_log_probs")
 _LANGUAGES = ("source_language", "target_language")
-_FIELDS = pb.DecodingOptions.DESCRIPTOR.fields_by_name
-_OPTIONS = tuple(name for name in _FIELDS if name not in (*_OUTPUTS, "return_alignment"))
-_MAX_UINT32 = 2**32 - 1
+_LARGEST = {"uint32": 2**32 - 1, "uint64": 2**64 - 1}
 
 
 @dataclass(slots=True)
 class Parameters:
-    options: pb.DecodingOptions = field(default_factory=pb.DecodingOptions)
+    options: Any  # one of `Options`
     languages: dict[str, str] = field(default_factory=dict)
     queue_timeout: float | None = None  # seconds; None: as the call's metadata says
     priority: int | None = None
-    stream: bool = False  # a response for each text as soon as it is there
+    stream: bool = False  # the answer as it comes, in many responses
     empty_final: bool = False  # Triton's: a stream's answer ends with an empty response
 
 
-def read_parameters(given: Mapping[str, oip.InferParameter]) -> Parameters:
-    read = Parameters()
+def read_parameters(given: Mapping[str, oip.InferParameter], options: Options) -> Parameters:
+    """`options` is an empty message of the kind that the model takes."""
+    read = Parameters(options)
     for name, parameter in given.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
@@ -50,10 +53,16 @@ def read_parameters(given: Mapping[str, oip.InferParameter]) -> Parameters:
     return read
 
 
+def option_names(options: Options) -> list[str]:
+    names = options.DESCRIPTOR.fields_by_name
+    return [name for name in names if name not in _OUTPUTS and name not in _NOT_HERE]
+
+
 def _take(read: Parameters, name: str, value: Any) -> None:
-    if name in _OPTIONS:
+    languages = _LANGUAGES if isinstance(read.options, pb.DecodingOptions) else ()
+    if name in option_names(read.options):
         _set_option(read.options, name, value)
-    elif name in _LANGUAGES:
+    elif name in languages:
         read.languages[name] = _expect(name, value, str, "a string")
     elif name == "timeout":
         microseconds = _expect(name, value, int, "a whole number of microseconds")
@@ -74,18 +83,21 @@ def _take(read: Parameters, name: str, value: Any) -> None:
     elif name.startswith("sequence_"):
         raise InvalidRequest(f"parameter {name[:40]!r}: the models here keep no state between requests")
     else:
-        known = ", ".join((*_OPTIONS, *_LANGUAGES, "stream", "timeout", "priority"))
+        known = ", ".join((*option_names(read.options), *languages, "stream", "timeout", "priority"))
         raise InvalidRequest(f"parameter {name[:40]!r} is not known; known are {known}")
 
 
-def _set_option(options: pb.DecodingOptions, name: str, value: Any) -> None:
-    option = _FIELDS[name]
+def _set_option(options: Options, name: str, value: Any) -> None:
+    option = options.DESCRIPTOR.fields_by_name[name]
     if name == "early_stopping":
         if not isinstance(value, bool | str) or value not in _EARLY_STOPPING:
             raise InvalidRequest("parameter 'early_stopping' must be true, false, or the string 'never'")
         options.early_stopping = _EARLY_STOPPING[value]
-    elif name == "suppress_tokens":
-        options.suppress_tokens.extend(_ids(name, value))
+    elif name == "logit_bias":
+        getattr(options, name).update(_biases(name, value))
+    elif option.is_repeated:
+        strings = option.cpp_type == option.CPPTYPE_STRING
+        getattr(options, name).extend([_expect(name, value, str, "a string")] if strings else _ids(name, value))
     elif option.cpp_type == option.CPPTYPE_BOOL:
         setattr(options, name, _expect(name, value, bool, "true or false"))
     elif option.cpp_type == option.CPPTYPE_STRING:
@@ -94,8 +106,9 @@ def _set_option(options: pb.DecodingOptions, name: str, value: Any) -> None:
         setattr(options, name, float(_expect(name, value, (int, float), "a number")))
     else:
         whole = _expect(name, value, int, "a whole number")
-        if not 0 <= whole <= _MAX_UINT32:
-            raise InvalidRequest(f"parameter {name!r} is {whole}; it must be 0 to {_MAX_UINT32}")
+        largest = _LARGEST["uint64" if option.cpp_type == option.CPPTYPE_UINT64 else "uint32"]
+        if not 0 <= whole <= largest:
+            raise InvalidRequest(f"parameter {name!r} is {whole}; it must be 0 to {largest}")
         setattr(options, name, whole)
 
 
@@ -109,6 +122,15 @@ def _expect(name: str, value: Any, kind: type | tuple[type, ...], what: str) -> 
 def _ids(name: str, value: Any) -> list[int]:
     """A parameter holds no list, so ids are written with commas between them."""
     words = _expect(name, value, str, "a string of ids with commas between them").split(",")
-    if not all(word.strip().isdecimal() and int(word) <= _MAX_UINT32 for word in words):
+    if not all(word.strip().isdecimal() and int(word) <= _LARGEST["uint32"] for word in words):
         raise InvalidRequest(f"parameter {name!r} must be a string of ids with commas between them")
     return [int(word) for word in words]
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    what = "a string like '17:-100,4:2.5': ids, and what is added to their logits"
+    pairs = [pair.partition(":") for pair in _expect(name, value, str, what).split(",")]
+    try:
+        return {_ids(name, token)[0]: float(bias) for token, _, bias in pairs}
+    except ValueError:
+        raise InvalidRequest(f"parameter {name!r} must be {what}") from None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from protos import open_inference_pb2 as oip
 from serving.calls import current_call, enter
 from serving.errors import ModelNotFound, ModelUnavailable
-from serving.grpc.open_inference import describe
-from serving.grpc.open_inference.infer import Question, answer
-from serving.grpc.open_inference.streaming import Stream, read
+from serving.grpc.open_inference import describe, tasks
+from serving.grpc.open_inference.infer import Question
+from serving.grpc.open_inference.streaming import Reply, Stream
+from serving.grpc.open_inference.tasks import Piece
 from serving.grpc.statuses import status_of
 from serving.lifecycle import Lifecycle
 from serving.manager import ModelManager
@@ -70,32 +72,33 @@ class OpenInferenceServicer:
         )
 
     def _versions(self, name: str) -> list[int]:
-        return [translator.card.version for translator in self._models.versions(name)]
+        return [model.card.version for model in self._models.versions(name)]
 
     # -- inference -----------------------------------------------------------------------------------------------
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
-        return await self._infer(await read(request), context)
+        with self._lifecycle.call(), self._models.use(request.model_name, request.model_version) as model:
+            question = await tasks.read(request, model)
+            _enter(question)
+            return await tasks.once(model, question, _deadline(context))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
-        await Stream(self._infer, self._sentence, context).run(requests)
+        await Stream(self._replies, self._sentence, context).run(requests)
+
+    async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
+        with self._lifecycle.call(), self._models.use(request.model_name, request.model_version) as model:
+            question = await tasks.read(request, model)
+            _enter(question)
+            if not question.parameters.stream:
+                response = await tasks.once(model, question, _deadline(context))
+                yield Reply(Piece(response, last=True), in_order=True, empty_final=False)
+                return
+            async with aclosing(tasks.pieces(model, question, _deadline(context))) as pieces:
+                async for piece in pieces:
+                    yield Reply(piece, in_order=False, empty_final=question.parameters.empty_final)
 
     def _sentence(self, error: Exception) -> str:
         return status_of(error, STREAM_INFER, current_call().request_id, self._metrics).sentence
-
-    async def _infer(self, question: Question, context: Any) -> oip.ModelInferResponse:
-        asked, parameters, call = question.request, question.parameters, current_call()
-        enter(
-            replace(
-                call,
-                priority=call.priority if parameters.priority is None else parameters.priority,
-                queue_timeout=parameters.queue_timeout or call.queue_timeout,
-            )
-        )
-        remaining: float | None = context.time_remaining()
-        deadline = None if remaining is None else time.monotonic() + remaining
-        with self._lifecycle.call(), self._models.use_translator(asked.model, asked.version) as model:
-            return answer(question, await model.translate(asked, deadline))
 
     # -- the repository ------------------------------------------------------------------------------------------
 
@@ -114,3 +117,21 @@ class OpenInferenceServicer:
         # Triton's parameter `unload_dependents` means nothing here: no model depends on another.
         await self._manager.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
+
+
+def _enter(question: Question) -> None:
+    """A request's own priority and queue timeout, over those of the call that it came with."""
+    parameters, call = question.parameters, current_call()
+    enter(
+        replace(
+            call,
+            priority=call.priority if parameters.priority is None else parameters.priority,
+            queue_timeout=parameters.queue_timeout or call.queue_timeout,
+        )
+    )
+
+
+def _deadline(context: Any) -> float | None:
+    """The caller's deadline on the engine's clock."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

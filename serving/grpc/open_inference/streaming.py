@@ -1,32 +1,33 @@
 """ModelStreamInfer: many requests on one stream, answered side by side.
 
-Answers come in the order of the requests, each in one response; but a request with the parameter `stream` gets a
-response for each of its texts as soon as it is there (decoupled, as Triton calls it), and its last one, and only that,
-says `triton_final_response`. An error is a response too, and the stream goes on.
+Answers come in the order of the requests, each in one response; but a request with the parameter `stream` is answered
+as it comes, in many responses (decoupled, as Triton calls it), and its last one, and only that, says
+`triton_final_response`. An error is a response too, and the stream goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from protos import open_inference_pb2 as oip
-from serving.grpc.open_inference.infer import Question, read_question
+from serving.grpc.open_inference.tasks import Piece
 
 _FINAL = "triton_final_response"
-_SMALL = 32 * 1024  # bytes
 _MOST_AT_ONCE = 64  # requests of one stream; the client waits beyond
 
-Infer = Callable[[Question, Any], Awaitable[oip.ModelInferResponse]]
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    piece: Piece
+    in_order: bool  # behind the answers to the requests before it
+    empty_final: bool  # an empty response shall follow the last one, and be the final one
 
 
-async def read(request: oip.ModelInferRequest) -> Question:
-    """A large one in a thread: taking it apart would keep the event loop from others."""
-    if request.ByteSize() > _SMALL:
-        return await asyncio.to_thread(read_question, request)
-    return read_question(request)
+Infer = Callable[[oip.ModelInferRequest, Any], AsyncGenerator[Reply]]
 
 
 class Stream:
@@ -46,46 +47,24 @@ class Stream:
 
     async def _answer(self, request: oip.ModelInferRequest, before: asyncio.Task[None] | None) -> None:
         try:
-            question = await read(request)
-            if question.parameters.stream:
-                await self._decoupled(question)
-            else:
-                response = await self._infer(question, self._context)
-                await _over(before)
-                await self._write(response, question, last=True)
+            async with aclosing(self._infer(request, self._context)) as replies:
+                async for reply in replies:
+                    if reply.in_order:
+                        await _over(before)
+                    await self._write(reply)
         except Exception as error:
             await _over(before)
             failed = oip.ModelInferResponse(id=request.id)
             failed.parameters[_FINAL].bool_param = True
-            reply = oip.ModelStreamInferResponse(error_message=self._sentence(error), infer_response=failed)
+            reply_of_error = oip.ModelStreamInferResponse(error_message=self._sentence(error), infer_response=failed)
             async with self._writing:
-                await self._context.write(reply)
+                await self._context.write(reply_of_error)
         finally:
             self._free.release()
 
-    async def _decoupled(self, question: Question) -> None:
-        singles = [replace(question, request=request) for request in question.of_each_input()]
-        if not singles:  # let the model say what is wrong with that
-            await self._infer(question, self._context)
-        left = len(singles)
-
-        async def one(number: int, single: Question) -> None:
-            nonlocal left
-            response = await self._infer(single, self._context)
-            response.parameters["index"].int64_param = number
-            left -= 1
-            await self._write(response, question, last=not left)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for number, single in enumerate(singles):
-                    group.create_task(one(number, single))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def _write(self, response: oip.ModelInferResponse, question: Question, last: bool) -> None:
-        """Where the client wants an empty final response, the last one with content is not final."""
-        empty = last and question.parameters.empty_final and question.parameters.stream
+    async def _write(self, reply: Reply) -> None:
+        response, last = reply.piece.response, reply.piece.last
+        empty = last and reply.empty_final
         response.parameters[_FINAL].bool_param = last and not empty
         async with self._writing:
             await self._context.write(oip.ModelStreamInferResponse(infer_response=response))

@@ -10,6 +10,7 @@ import pytest
 
 from protos import beamline_pb2 as pb
 from protos import open_inference_pb2 as oip
+from serving.grpc.open_inference.parameters import option_names
 from serving.server import Server
 from tests.serving.doubles import EngineDouble, ids, running
 
@@ -154,10 +155,10 @@ async def test_early_stopping_is_a_bool_too() -> None:
 
 def test_every_option_of_ours_is_known_here() -> None:
     """A new option must get a place: as a parameter, or as an output."""
-    from serving.grpc.open_inference import parameters
-
-    names = set(pb.DecodingOptions.DESCRIPTOR.fields_by_name)
-    assert names == {*parameters._OPTIONS, "return_scores", "return_tokens", "return_alignment"}
+    elsewhere = {"return_scores", "return_tokens", "return_alignment"}
+    assert set(pb.DecodingOptions.DESCRIPTOR.fields_by_name) == {*option_names(pb.DecodingOptions()), *elsewhere}
+    elsewhere = {"return_log_probs", "return_tokens", "top_log_probs"}
+    assert set(pb.GenerationOptions.DESCRIPTOR.fields_by_name) == {*option_names(pb.GenerationOptions()), *elsewhere}
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------

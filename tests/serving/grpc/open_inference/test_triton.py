@@ -39,6 +39,11 @@ async def test_in_one_process_with_our_own_client() -> None:
     assert before.translations[0].hypotheses == after.translations[0].hypotheses
 
 
+async def test_a_language_model() -> None:
+    async with started(Server(FAKE)) as server:
+        await asyncio.to_thread(triton_session.generation, server.grpc_address, "fake-lm")
+
+
 async def test_the_repository_is_managed(tmp_path: Path) -> None:
     write_version(tmp_path, "de", 1)
     write_version(tmp_path, "de", 2)

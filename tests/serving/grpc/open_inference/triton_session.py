@@ -121,7 +121,7 @@ def _talk(client: Any, model: str, answers: queue.Queue[Any]) -> None:
         response = result.get_response()
         assert (response.id, words(result)) == (str(number), [["hello"]])
         assert response.parameters["triton_final_response"].bool_param
-    # One response a text, and an empty one at the end.
+    # As it comes, in pieces of two texts, and an empty response at the end.
     client.async_stream_infer(
         model,
         texts("hello", "world"),
@@ -129,12 +129,15 @@ def _talk(client: Any, model: str, answers: queue.Queue[Any]) -> None:
         enable_empty_final_response=True,
         parameters={"stream": True},
     )
-    pieces = [answers.get(timeout=60)[0] for _ in range(3)]
-    finals = [piece.get_response().parameters["triton_final_response"].bool_param for piece in pieces]
-    assert finals == [False, False, True]
-    by_index = {piece.get_response().parameters["index"].int64_param: words(piece) for piece in pieces[:2]}
-    assert by_index == {0: [["hello"]], 1: [["world"]]}
-    assert not pieces[2].get_response().outputs
+    said = {0: "", 1: ""}
+    while True:
+        piece, error = answers.get(timeout=60)
+        assert error is None
+        response = piece.get_response()
+        if response.parameters["triton_final_response"].bool_param:
+            break
+        said[response.parameters["index"].int64_param] += words(piece)[0][0]
+    assert (said, list(response.outputs)) == ({0: "hello", 1: "world"}, [])
     # A mistake is told, and the stream goes on.
     client.async_stream_infer(model, texts("hello"), parameters={"beam_size": 10_000})
     client.async_stream_infer(model, texts("world"))
@@ -152,6 +155,38 @@ def _statistics(client: Any, model: str, version: str) -> None:
     parts = stats.inference_stats.queue.ns + stats.inference_stats.compute_infer.ns
     assert abs(stats.inference_stats.success.ns - parts) <= 2
     assert stats.last_inference > 0
+
+
+def generation(address: str, model: str) -> None:
+    """`model` continues a prompt with the prompt."""
+    client = triton.InferenceServerClient(address)
+    answers: queue.Queue[Any] = queue.Queue()
+    try:
+        result = client.infer(model, texts("abc", "de"), parameters={"max_tokens": 16, "stop": "~"})
+        assert words(result) == [["abc"], ["de"]]
+        assert (result.as_numpy("score") < 0).all()
+        sampling = {"n": 2, "temperature": 0.7, "seed": 3, "logit_bias": "7:-1,8:2"}
+        two = client.infer(model, texts("abc"), parameters=sampling)
+        assert words(two) == [["abc", "abc"]]
+        refused = refusal(lambda: client.infer(model, texts("abc"), parameters={"num_hypotheses": 2}))
+        assert refused[0] == "StatusCode.INVALID_ARGUMENT"
+        assert "known are max_tokens" in refused[1]
+        client.start_stream(callback=lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(model, texts("abcdef"), parameters={"stream": True, "max_tokens": 16})
+        said, pieces, final = "", 0, False
+        while not final:
+            piece, error = answers.get(timeout=60)
+            assert error is None, error
+            said += words(piece)[0][0]
+            pieces += 1
+            final = piece.get_response().parameters["triton_final_response"].bool_param
+        assert said == "abcdef"
+        assert pieces > 1  # it came as it was decoded
+        client.async_stream_infer(model, texts("a", "b"), parameters={"stream": True})
+        assert "takes one prompt" in str(answers.get(timeout=60)[1])
+    finally:
+        client.stop_stream()
+        client.close()
 
 
 def repository(address: str, model: str) -> None:
