@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -315,7 +316,9 @@ class ModelManager:
 
 
 def _give_memory_back() -> None:
-    """The C library keeps freed memory for itself. Where it is another one, there is nothing to do."""
+    """A model goes with its last reference; should two of its parts refer to each other, it goes now. And the C library
+    keeps freed memory for itself; where it is another one, there is nothing to do."""
+    gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

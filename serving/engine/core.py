@@ -20,6 +20,7 @@ import numpy as np
 
 from serving.backends.base import Backend, StepOutputs
 from serving.engine.admission import Admission
+from serving.engine.callbacks import weakly
 from serving.engine.device import step_inputs, step_views
 from serving.engine.dropped import DROPPED
 from serving.engine.flights import Flights
@@ -77,11 +78,12 @@ class Engine:
         self._room = Room(backend, plan)
         self._flights = Flights(backend, run_ahead)
         self._intake: Intake
+        left_queue, could_not_prepare = weakly(self._left_queue), weakly(self._could_not_prepare)
         if manifest.graphs.prefill is None:
-            self._intake = EncoderIntake(backend, self._left_queue, self._could_not_prepare)
+            self._intake = EncoderIntake(backend, left_queue, could_not_prepare)
         else:
             cache = PrefixCache(prefix_cache_bytes)
-            self._intake = PromptIntake(backend, self._left_queue, self._could_not_prepare, clock, cache)
+            self._intake = PromptIntake(backend, left_queue, could_not_prepare, clock, cache)
         self._scoring = Scoring(backend, clock, max_queue)
         self._counts = _Counts()
         # What other threads hand over, taken in at the next step.
