@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from google.protobuf import json_format
 
 from protos import open_inference_pb2 as oip
+from serving.engine.pooled import PooledEngine
 from serving.errors import InvalidRequest
 from serving.grpc.open_inference.infer import SCORE, TEXT, TOKEN_IDS
 from serving.loading import ServedModel
@@ -25,6 +26,7 @@ _CONFIG_TYPES = {"BYTES": oip.TYPE_STRING, "INT64": oip.TYPE_INT64, "FP32": oip.
 
 
 def metadata(model: ServedModel, versions: Iterable[int]) -> oip.ModelMetadataResponse:
+    _check_writes(model)
     tensor = oip.ModelMetadataResponse.TensorMetadata
     return oip.ModelMetadataResponse(
         name=model.manifest.name,
@@ -37,11 +39,14 @@ def metadata(model: ServedModel, versions: Iterable[int]) -> oip.ModelMetadataRe
 
 def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
     """max_batch_size is 0: requests are put together by the server, whatever their shapes."""
-    manifest = model.engine.manifest
+    _check_writes(model)
+    engine = model.engine
+    assert not isinstance(engine, PooledEngine)
+    manifest = engine.manifest
     facts = {
         "task": manifest.task,
         "family": manifest.family,
-        "slots": model.engine.plan.slots,
+        "slots": engine.plan.slots,
         "max_source_length": manifest.limits.max_source_length,
         "max_target_length": manifest.limits.max_target_length,
         "max_beam_size": manifest.limits.max_beam_size,
@@ -65,6 +70,12 @@ def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
         parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in facts.items()},
         model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
     )
+
+
+def _check_writes(model: ServedModel) -> None:
+    if isinstance(model.engine, PooledEngine):
+        name = model.manifest.name
+        raise InvalidRequest(f"model {name!r} writes no text, and is not served at this door: call Classify or Embed")
 
 
 def statistics(model: ServedModel) -> oip.ModelStatistics:

@@ -66,7 +66,7 @@ class OpenInferenceServicer:
         elif request.name:
             found = self._models.versions(request.name)
         else:
-            found = list(self._models)
+            found = self._models.everything()
         return oip.ModelStatisticsResponse(
             model_stats=[describe.statistics(self._manager.served(each)) for each in found]
         )

@@ -16,7 +16,7 @@ from protos import open_inference_pb2 as oip
 from serving.errors import InvalidRequest
 from serving.grpc.open_inference.infer import SCORE, TOKEN_IDS, Found, Question, answer, read_question
 from serving.grpc.open_inference.parameters import Options
-from serving.registry import Model
+from serving.registry import Writer
 from serving.text.generator import Generator
 from serving.text.translator import Translator
 
@@ -30,14 +30,14 @@ class Piece:
     last: bool
 
 
-async def read(request: oip.ModelInferRequest, model: Model) -> Question:
+async def read(request: oip.ModelInferRequest, model: Writer) -> Question:
     options: Options = pb.DecodingOptions() if isinstance(model, Translator) else pb.GenerationOptions()
     if request.ByteSize() > _SMALL:
         return await asyncio.to_thread(read_question, request, options)
     return read_question(request, options)
 
 
-async def once(model: Model, question: Question, deadline: float | None) -> oip.ModelInferResponse:
+async def once(model: Writer, question: Question, deadline: float | None) -> oip.ModelInferResponse:
     name, version = model.card.name, str(model.card.version)
     if isinstance(model, Translator):
         response = await model.translate(_translation(question), deadline)
@@ -53,7 +53,7 @@ async def once(model: Model, question: Question, deadline: float | None) -> oip.
     return answer(question, name, version, rows)
 
 
-async def pieces(model: Model, question: Question, deadline: float | None) -> AsyncGenerator[Piece]:
+async def pieces(model: Writer, question: Question, deadline: float | None) -> AsyncGenerator[Piece]:
     """Leave it through `contextlib.aclosing`."""
     name, version = model.card.name, str(model.card.version)
     stream = (
