@@ -49,11 +49,15 @@ class Scoring:
                 raise Overloaded(f"{self._max_waiting} texts wait to be scored; try again later")
             self._waiting.append(request)
 
+    def _snapshot(self) -> list[ScoringRequest]:
+        with self._lock:
+            return list(self._waiting)
+
     def cancel(self, request_id: int) -> None:
-        self._drop([request for request in list(self._waiting) if request.id == request_id], Cancelled("cancelled"))
+        self._drop([request for request in self._snapshot() if request.id == request_id], Cancelled("cancelled"))
 
     def fail(self, error: Exception) -> None:
-        self._drop(list(self._waiting), error)
+        self._drop(self._snapshot(), error)
 
     def _drop(self, requests: Sequence[ScoringRequest], error: Exception) -> None:
         for request in requests:
@@ -66,7 +70,7 @@ class Scoring:
     def advance(self, others_wait: bool) -> None:
         """Scores some: while others decode, one text; else as many of similar kind as make one run."""
         now = self._clock()
-        late = [request for request in list(self._waiting) if request.deadline is not None and now >= request.deadline]
+        late = [request for request in self._snapshot() if request.deadline is not None and now >= request.deadline]
         self._drop(late, DeadlinePassed("the deadline is over"))
         group = self._take(1 if others_wait else _MOST_ROWS)
         if group:
