@@ -76,7 +76,7 @@ def and_sign(spoil: Spoil) -> Spoil:
         spoil(folder)
 
         def sign(manifest: dict[str, Any]) -> None:
-            for entry in (*manifest["graphs"].values(), manifest["weights"]):
+            for entry in (*filter(None, manifest["graphs"].values()), manifest["weights"]):
                 entry["sha256"] = hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest()
             manifest["weights"]["bytes"] = (folder / manifest["weights"]["file"]).stat().st_size
 
