@@ -69,6 +69,8 @@ PATHS = (
     Path("/v1/translate", "Translate", "TranslateStream"),
     Path("/v1/generate", "GenerateOnce", "Generate"),
     Path("/v1/score", "Score"),
+    Path("/v1/classify", "Classify"),
+    Path("/v1/embed", "Embed"),
 )
 
 

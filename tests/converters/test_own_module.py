@@ -18,7 +18,7 @@ from examples.own_module.train import tokenizers, train, write
 from serving.cli import main
 from serving.engine.request import DecodingOptions
 from serving.errors import ConversionError, UnsupportedCheckpoint
-from serving.manifest import read_manifest
+from serving.manifest import StateKind, read_manifest
 from serving.tokenizer import TextTokenizer
 from tests.support.engines import decode, make_engine, results
 from tests.support.plain_search import plain_search, teacher_forced
@@ -101,6 +101,23 @@ def test_the_trained_example_spells(tmp_path: Path) -> None:
     assert TARGET_WORDS[3] == "zero"
 
 
+@pytest.mark.full
+def test_a_module_with_a_cache(tmp_path: Path) -> None:
+    """Attention over the past, through the tree: the same certificate, and the same engine."""
+    write_module(tmp_path, CACHED)
+    assert convert(tmp_path, f"{tmp_path}/model.py:build") == 0
+    version = tmp_path / "repository" / "own" / "1"
+    assert json.loads((version / "parity.json").read_text())["beam_exact_share"] == 1.0
+    manifest = read_manifest(version)
+    assert [tensor.name for tensor in manifest.tensors(StateKind.CACHE)] == ["keys", "values"]
+    sources = [[5, 6, 7, 1], [3, 1], [4, 4, 9, 9, 9, 2, 1]]
+    alone = [results(decode(make_engine(version, manifest, slots=1), [(source, BEAM)]))[0] for source in sources]
+    together = results(decode(make_engine(version, manifest, slots=3), [(source, BEAM) for source in sources]))
+    for one, other in zip(alone, together, strict=True):
+        for a, b in zip(one.hypotheses, other.hypotheses, strict=True):
+            assert same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+
+
 # -- what breaks the protocol ------------------------------------------------------------------------------------------
 
 BROKEN = """
@@ -134,6 +151,29 @@ class Model(nn.Module):
 def build():
     return Model()
 """
+
+
+CACHED = (
+    BROKEN.replace('recurrent("hidden", 8)]', 'cache("keys", 2, 4), cache("values", 2, 4)]')
+    .replace('return {"hidden": memory["read"][:, 0]}', "return {}")
+    .replace(
+        """        x, hidden = self.words(now.tokens), now.states["hidden"]
+        hidden = self.cell(x.flatten(0, 1), hidden.flatten(0, 1)).unflatten(0, now.tokens.shape)
+        return Stepped(self.output(hidden), {"hidden": hidden})
+""",
+        """        x = self.words(now.tokens) + now.positions[:, None, None] * 0.1  # [B, K, 8]
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)  # [B, 2, K, 4]
+        keys = now.tree.append(now.states["keys"], heads)
+        values = now.tree.append(now.states["values"], heads * 2)
+        past = torch.nn.functional.scaled_dot_product_attention(heads, keys, values, attn_mask=now.tree.mask)
+        seen = torch.where(now.source_mask[:, None, :], x @ now.memory["read"].transpose(1, 2), -1e9).softmax(-1)
+        mixed = past.transpose(1, 2).flatten(2) + seen @ now.memory["read"]
+        hidden = self.cell(x.flatten(0, 1), mixed.flatten(0, 1)).unflatten(0, now.tokens.shape)
+        return Stepped(self.output(hidden), {"keys": keys, "values": values})
+""",
+    )
+    .replace("read_sequence, recurrent", "cache")
+)
 
 
 def line_of(text: str, code: str) -> int:

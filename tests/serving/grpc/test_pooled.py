@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
+import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
@@ -132,6 +133,21 @@ async def test_a_model_that_does_not_write(pooled_repository: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'x' here; there is mood") as caught:
             await stub.Embed(pb.EmbedRequest(model="x", inputs=[pb.Input(text="a")]))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_same_over_http(pooled_repository: Path) -> None:
+    config = ServeConfig(repository=pooled_repository, grpc_port=0, metrics_port=0, http_port=0, threads=1)
+    async with (
+        started(Server(config)) as server,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+    ):
+        labels = await client.post("/v1/classify", json={"inputs": [{"text": TEXTS[0]}], "top_k": 1})
+        vector = await client.post("/v1/embed", json={"inputs": [{"text": TEXTS[0]}], "pooling": "POOLING_MAX"})
+    wanted = expected(pooled_repository, TEXTS[0])
+    best = int(wanted["probabilities"].argmax())
+    (label,) = labels.json()["classifications"][0]["labels"]
+    assert (label["name"], label.get("index", 0)) == (LABELS[best], best)
+    np.testing.assert_allclose(vector.json()["embeddings"][0]["values"], wanted["vector_max"], atol=1e-5)
 
 
 async def test_the_commands(pooled_repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
