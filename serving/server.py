@@ -80,6 +80,10 @@ class Server:
         models.called = self.metrics.triton.call
         self._driver = makers.thread()
         self._driver.start()
+        if self._gateway is not None:
+            servicer = InferenceServicer(models, self.lifecycle)
+            app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
+            await self._gateway.start(app)
         self.manager = manager = ModelManager(
             config.repository,
             ModelLoader(config, makers, self.metrics, self._workers),
@@ -92,10 +96,6 @@ class Server:
         await manager.start(fake=config.fake, may_be_empty=watcher is not None)
         if watcher is None:
             models.check_default()
-        if self._gateway is not None:
-            servicer = InferenceServicer(models, self.lifecycle)
-            app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
-            await self._gateway.start(app)
         self.lifecycle.phase = Phase.READY
         await self._grpc.start(models, manager, self.lifecycle, self.metrics)
         if watcher is not None:

@@ -132,7 +132,7 @@ def fuzzed(folder: Path) -> Iterator[tuple[ServerProcess, list[Method]]]:
 def test_a_thousand_messages(tmp_path: Path) -> None:
     with fuzzed(tmp_path) as (server, methods):
         services = {method.name.split("/")[1] for method in methods}
-        assert services >= {"beamline.v1.Inference", "grpc.health.v1.Health"}
+        assert services >= {"beamline.v1.Inference", "inference.GRPCInferenceService", "grpc.health.v1.Health"}
         for seed in range(10):
             asyncio.run(send_batch(server.grpc, methods, seed))
         asyncio.run(send_json(server.gateway, 0, 200))

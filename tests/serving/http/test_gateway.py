@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ from serving.engine.request import Request
 from serving.errors import Overloaded
 from serving.http.gateway import PATHS, SERVICE, Gateway
 from serving.http.openapi import openapi
+from serving.loading import Observe
 from serving.security.tls import TlsFiles
 from serving.security.tokens import Scope, new_token
 from serving.server import Server
 from serving.triton_metrics import Triton
-from tests.serving.doubles import EngineDouble, running, started
+from tests.serving.doubles import EngineDouble, makers, running, started
 
 ONE = {"inputs": [{"text": "a"}]}
 
@@ -293,3 +296,25 @@ async def test_language_models_answer_in_json_and_as_it_comes() -> None:
     assert score.json()["scores"][0]["scored_tokens"] == 2
     assert wrong.status_code == 400
     assert calls == 3
+
+
+async def test_probes_are_answered_while_models_load() -> None:
+    engine, began, may_load = EngineDouble(), threading.Event(), threading.Event()
+
+    def slowly(observe: Observe) -> EngineDouble:
+        began.set()
+        assert may_load.wait(20)
+        return engine
+
+    config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0)
+    server = Server(config, replace(makers(engine), fake=slowly))
+    starting = asyncio.ensure_future(server.start())
+    assert await asyncio.to_thread(began.wait, 20)
+    async with httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client:
+        assert (await client.get("/healthz/live")).status_code == 200
+        assert (await client.get("/healthz/ready")).status_code == 503
+        assert (await client.post("/v1/translate", json=ONE)).status_code == 503
+        may_load.set()
+        await starting
+        assert (await client.get("/healthz/ready")).status_code == 200
+    await server.stop()

@@ -103,7 +103,8 @@ async def test_missing_wrong_and_expired_credentials_are_refused_on_every_rpc(se
     async with grpc.aio.insecure_channel(server.grpc_address) as channel:
         methods = await reflected(channel, tokens.reader)
         assert "/beamline.v1.Inference/Translate" in methods
-        assert len({method.split("/")[1] for method in methods}) >= 3
+        assert "/inference.GRPCInferenceService/RepositoryModelLoad" in methods
+        assert len({method.split("/")[1] for method in methods}) >= 4
         guarded = [method for method in methods if not method.startswith(HEALTH)]
         for method in guarded:
             for header in (
