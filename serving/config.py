@@ -38,6 +38,7 @@ class ServeConfig:
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
     drain_seconds: float | None = None  # None: as long as it takes
+    device: str = "auto"  # or cpu, cuda, tensorrt
     threads: int = 0  # of the engine; 0: as many as there are cores
     max_slots: int = 32  # requests that are decoded at once
     max_queue: int = 1024  # requests that wait behind them

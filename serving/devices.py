@@ -46,6 +46,9 @@ class Choice:
         return f"device: {self.kind}{f' on {names}' if names else ''}: {self.reason}"
 
 
+ON_CPU = Choice("cpu", (), "the default")
+
+
 def look() -> Machine:
     """Imports nothing that could crash: packages are only looked up."""
     return Machine(probe(), {package: installed(package) for package in _PACKAGES})

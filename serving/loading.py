@@ -11,11 +11,12 @@ from typing import Any, Protocol, TypeVar
 
 from serving.bridge import ModelEngine
 from serving.config import ServeConfig
-from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_engine, load_pooled
+from serving.devices import choose, choose_for, look
+from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_everywhere, load_pooled
+from serving.engine.fleet import DeviceThreads
 from serving.engine.plan import Plan
 from serving.engine.pooled import PooledEngine
 from serving.engine.stats import StepStats
-from serving.engine.thread import EngineThread
 from serving.errors import ModelError
 from serving.manifest import AnyManifest, Manifest, PooledManifest
 from serving.metrics import Metrics
@@ -71,6 +72,10 @@ class EngineMakers:
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
+    machine = look()
+    # A device that was asked for and is not there ends it here.
+    log.info("%s", choose(config.device, machine).describe())
+
     def wanted(settings: ModelSettings) -> EngineSettings:
         return EngineSettings(
             threads=config.threads,
@@ -80,11 +85,16 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             prefix_cache_bytes=config.prefix_cache_bytes,
         )
 
+    def load(folder: Path, manifest: Manifest, settings: ModelSettings, observe: Observe) -> ServedEngine:
+        choice = choose_for(settings.device or config.device, machine, folder, manifest)
+        on_device = replace(wanted(settings), choice=choice, cuda_options=settings.cuda)
+        return load_everywhere(folder, manifest, on_device, observe)
+
     fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue, config.early_refusal)
     return EngineMakers(
-        load=lambda folder, manifest, settings, observe: load_engine(folder, manifest, wanted(settings), observe),
+        load=load,
         fake=lambda observe: fake_engine(fake, observe),
-        thread=EngineThread,
+        thread=lambda: DeviceThreads(max(1, len(machine.probe.devices))),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         pooled=lambda folder, manifest, settings, observe: load_pooled(folder, manifest, wanted(settings), observe),
     )

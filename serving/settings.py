@@ -3,8 +3,11 @@
 versions = "newest"      # or "all", or a list of numbers: only these
 slots = 16               # requests that are decoded at once
 queue = 256              # requests that wait behind them
-device = "cpu"
+device = "auto"          # or "cpu", "cuda", "tensorrt"
 precision = "float32"    # refuse a version that is stored otherwise
+
+[cuda]                   # options of ONNX Runtime's CUDA provider, as text
+gpu_mem_limit = "4294967296"
 
 [defaults]               # of decoding options, over those of the manifest
 beam_size = 2
@@ -20,13 +23,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.errors import ModelError
-from serving.manifest import DecodingDefaults, Manifest, StateKind
+from serving.manifest import DecodingDefaults, Manifest, Precision, StateKind
 
 SETTINGS_FILE = "serving.toml"
 
 Number = Annotated[int, Field(ge=1, strict=True)]  # neither "3" nor true
 Versions = Literal["newest", "all"] | Annotated[tuple[Number, ...], Field(min_length=1)]
-Precision = Literal["float32", "float16"]
 
 
 class ModelSettings(BaseModel):
@@ -35,8 +37,9 @@ class ModelSettings(BaseModel):
     versions: Versions | None = None  # None: as the command line says
     slots: Annotated[Number, Field(le=4096)] | None = None
     queue: Annotated[Number, Field(le=1_000_000)] | None = None
-    device: Literal["cpu"] | None = None
+    device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
+    cuda: dict[str, str] = Field(default_factory=dict)  # options of ONNX Runtime's CUDA provider
     defaults: dict[str, Any] = Field(default_factory=dict)  # keys and values of `DecodingDefaults`
 
 
@@ -86,7 +89,7 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
 
 def stored_precision(manifest: Manifest) -> Precision:
     kept = [tensor.dtype for tensor in manifest.state if tensor.kind is not StateKind.MEMORY]
-    return "float16" if "float16" in kept else "float32"
+    return "float16" if "float16" in kept else manifest.precision
 
 
 def _sentence(error: ValidationError) -> str:

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 from serving.config import MIB, ServeConfig, TextLimits
+from serving.devices import WISHES
 from serving.errors import BeamlineError
 from serving.logs import LEVELS, LogFormat, configure
 from serving.security.tls import TlsFiles
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
+    parser.add_argument("--device", choices=WISHES, default=config.device, help="what runs the models (%(default)s)")
     parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of the engine (default: every core)")
     parser.add_argument(
         "--max-slots",
@@ -166,6 +168,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         load=tuple(args.load or ()),
         watch_seconds=args.watch,
         drain_seconds=args.drain_seconds,
+        device=args.device,
         threads=args.threads,
         max_slots=args.max_slots,
         max_queue=args.max_queue,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from serving.backends.fake import FakeBackend, fake_manifest
+from serving.backends.make import make_backend
+from serving.backends.probe import CudaDevice
+from serving.devices import ON_CPU, Choice
 from serving.engine.core import Engine
+from serving.engine.fleet import Fleet
 from serving.engine.plan import Plan
 from serving.engine.pooled import PooledEngine
 from serving.engine.request import DecodingOptions, Request
@@ -28,6 +32,8 @@ class EngineSettings:
     early_refusal: bool = True
     warm_up: bool = True
     prefix_cache_bytes: int = 0
+    choice: Choice = ON_CPU
+    cuda_options: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's CUDA provider
 
 
 @dataclass(frozen=True)
@@ -39,21 +45,39 @@ class FakeSettings:
 
 
 def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine:
-    from serving.backends.onnxruntime import OnnxRuntimeBackend
+    """On one device: the CPU, or the first that was chosen."""
+    devices = settings.choice.devices
+    engine = _on_device(folder, manifest, settings, devices[0] if devices else None)
+    engine.observe = observe  # nobody wants to see the warm-up in the metrics
+    return engine
 
-    backend = OnnxRuntimeBackend(folder, manifest, settings.threads)
+
+def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine | Fleet:
+    """On every device that was chosen."""
+    devices = settings.choice.devices
+    if len(devices) < 2:
+        return load_engine(folder, manifest, settings, observe)
+    engines = [_on_device(folder, manifest, settings, device) for device in devices]
+    for engine in engines:
+        engine.observe = observe
+    return Fleet(engines)
+
+
+def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, device: CudaDevice | None) -> Engine:
+    made = make_backend(folder, manifest, settings.threads, settings.choice, device, dict(settings.cuda_options))
+    plan = Plan.of(manifest, settings.slots)
+    if made.cache_buckets is not None:
+        plan = replace(plan, cache_buckets=made.cache_buckets)
     engine = Engine(
         manifest,
-        backend,
-        Plan.of(manifest, settings.slots),
+        made.backend,
+        plan,
         max_queue=settings.max_queue,
         early_refusal=settings.early_refusal,
         prefix_cache_bytes=settings.prefix_cache_bytes,
-        observe=lambda stats: None,
     )
     if settings.warm_up:
         _warm_up(engine)
-    engine.observe = observe  # nobody wants to see the warm-up in the metrics
     return engine
 
 

@@ -1,18 +1,23 @@
-"""One model on several devices: an engine on each, and every request goes to the least busy one."""
+"""One model on several devices: an engine on each, and every request goes to the least busy one.
+
+A device has one thread, which its engines share; an engine that is not a fleet belongs to the first device.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from serving.engine.core import Engine
 from serving.engine.request import Request
 from serving.engine.scoring import ScoringRequest
+from serving.engine.thread import EngineThread
 from serving.errors import Overloaded
 
 
 class Fleet:
-    """To the doors it is an engine. Its members are driven by a thread per device."""
+    """To the doors it is an engine. Its members are driven by a thread per device (`DeviceThreads`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
@@ -50,3 +55,52 @@ class Fleet:
             self._turn = (self._turn + 1) % len(self.engines)
             rotated = [*self.engines[self._turn :], *self.engines[: self._turn]]
         return sorted(rotated, key=lambda engine: engine.load)
+
+
+class DeviceThreads:
+    """The threads of all devices, as one."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = [EngineThread() for _ in range(count)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, engine: Engine | Fleet) -> None:
+        for thread, member in zip(self._threads, _members(engine), strict=False):
+            thread.add(member)
+
+    def retire(self, engine: Engine | Fleet, gone: Callable[[], None]) -> None:
+        """`gone` is called once, when the last member has finished."""
+        members = _members(engine)
+        remaining, lock = len(members), threading.Lock()
+
+        def one_gone() -> None:
+            nonlocal remaining
+            with lock:
+                remaining -= 1
+                last = remaining == 0
+            if last:
+                gone()
+
+        for thread, member in zip(self._threads, members, strict=False):
+            thread.retire(member, one_gone)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """All at once: each refuses new work before the first is waited for."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.drain(0)
+        finished = [
+            thread.drain(None if ends is None else max(0.0, ends - time.monotonic())) for thread in self._threads
+        ]
+        return all(finished)
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.stop()
+
+
+def _members(engine: Engine | Fleet) -> tuple[Engine, ...]:
+    return engine.engines if isinstance(engine, Fleet) else (engine,)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 
-from serving.engine.fleet import Fleet
+from serving.engine.fleet import DeviceThreads, Fleet
 from serving.engine.request import DecodingOptions, Request, Result
 from serving.errors import Cancelled, Overloaded
 from tests.support.engines import Answer, make_engine, results, served_by
@@ -79,3 +80,18 @@ def test_a_cancellation_reaches_whoever_has_the_request(plain_model: MarianShape
     finish(served)
     assert isinstance(pairs[2][1][0], Cancelled)
     assert all(isinstance(answers[0], Result) for _, answers in (*pairs[:2], pairs[3]))
+
+
+def test_every_device_has_a_thread(plain_model: MarianShape) -> None:
+    """As the server drives them: added, drained, retired, stopped."""
+    served = fleet(plain_model, 2, max_queue=100)
+    threads = DeviceThreads(2)
+    threads.add(served)
+    threads.start()
+    pairs = [submit(served, [5, 6, 7 + number]) for number in range(6)]
+    assert threads.drain(60)
+    assert all(isinstance(answers[0], Result) for _, answers in pairs)
+    gone = threading.Event()
+    threads.retire(served, gone.set)
+    assert gone.wait(60)
+    threads.stop()
