@@ -91,7 +91,7 @@ def _language_model(source: Path) -> Converter:
 
 def any_converter_for(source: Path, config: Path | None, own: OwnFiles) -> Converter | PooledConverter:
     """The same, or one for a model that classifies or embeds."""
-    if source.is_dir():
+    if source.is_dir() and own == OwnFiles():
         file = config or source / "config.json"
         content = read_json(file)
         kind = content.get("family") or content.get("model_type")

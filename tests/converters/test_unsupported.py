@@ -147,7 +147,7 @@ def test_names_that_the_weights_lack(theirs: Path) -> None:
 def test_a_config_that_is_not_understood(theirs: Path) -> None:
     edit(theirs / "config.json", heads="many", eos_id=None, layers=3)
     reasons = reasons_of(theirs)
-    assert [reason.partition(":")[0] for reason in reasons] == ["heads", "eos_id", "layers"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["eos_id", "heads", "layers"]
 
 
 def test_a_config_that_can_not_be_built(theirs: Path) -> None:

@@ -45,6 +45,7 @@ class Harness:
             model.folder,
             model.manifest,
             slots,
+            max_queue=1000,
             prefix_cache_bytes=cache,
             observe=self.stats.append,
             clock=lambda: self.now,
