@@ -152,10 +152,7 @@ class Converter(ABC):
             advance("verify")
             certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
             if precision == "int8":  # only what is proven to be the original is made smaller
-                files, loss = to_int8(folder, files, min(loaded.vocabulary.source_size, loaded.vocabulary.target_size))
-                manifest = manifest.model_copy(
-                    update={"graphs": files.graphs, "weights": files.weights, "precision": precision}
-                )
+                manifest, loss = to_int8(folder, manifest)
                 certificate = replace(certificate, int8=loss)
             elif precision != "float32":
                 manifest, check = lower(folder, manifest, precision)

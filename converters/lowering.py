@@ -58,9 +58,7 @@ def lower(folder: Path, manifest: Manifest, precision: str) -> tuple[Manifest, P
             f"in {precision} the model is not the same any more: {'; '.join(check.problems())}"
             + (". Try --precision bfloat16, whose numbers are as large as float32's" if precision == "float16" else "")
         )
-    for file in work.iterdir():
-        file.replace(folder / file.name)
-    work.rmdir()
+    take_over(work, folder)
     return lowered, check
 
 
@@ -113,3 +111,10 @@ def write_lowered(
             "precision": precision,
         }
     )
+
+
+def take_over(work: Path, folder: Path) -> None:
+    """What was written aside replaces what it was made from."""
+    for file in work.iterdir():
+        file.replace(folder / file.name)
+    work.rmdir()

@@ -1,8 +1,8 @@
-"""A version's graphs in another precision: read back, passed through, and written again with their weights."""
+"""A version's graphs with 8-bit weights, and what that costs."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from converters.export import ExportedFiles
+from converters.lowering import take_over, write_lowered
 from converters.passes.int8 import quantise_weights
-from converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
+from converters.weights import restore_full_precision
 from serving.errors import ParityFailure
-from serving.manifest import File, Weights
+from serving.manifest import Manifest, StateTensor
 
 INT8_LIMIT = 0.5  # rounding moves log-probabilities of random words by a few hundredths; a mistake by far more
+_WORK = ".int8"
 _EXAMPLE, _LENGTH = {"B": 8}, 12  # sizes of the axes that the probe leaves open
 
 
@@ -30,42 +31,27 @@ class Int8Loss:
     max_log_prob_difference: float
 
 
-def to_int8(folder: Path, files: ExportedFiles, words: int) -> tuple[ExportedFiles, Int8Loss]:
-    """Replaces the float graphs and weights of an unfinished version by their 8-bit form. Every id below `words`
-    is a word on either side."""
-    graphs = {name: File.model_validate(graph) for name, graph in files.graphs.model_dump().items() if graph}
-    before = _random_scores(folder / graphs["score"].file, words)
-    # Everything is read before anything is written: the old weights are mapped from the file that is replaced.
-    models = {name: ir.load(folder / graph.file) for name, graph in graphs.items()}
-    unfinished = folder / f"{WEIGHTS_FILE}.int8"
-    with unfinished.open("wb") as file:
-        store = WeightStore(file)
-        for model in models.values():
-            restore_full_precision(model)
-            quantise_weights(model)
-            store.move_out(model)
-        file.flush()
-        os.fsync(file.fileno())
-    weights = folder / WEIGHTS_FILE
-    unfinished.rename(weights)
-    for name, model in models.items():
-        path = folder / graphs[name].file
-        ir.save(model, path)
-        graphs[name] = File(file=path.name, sha256=sha256_of(path))
-    difference = np.abs(_random_scores(folder / graphs["score"].file, words) - before)
+def to_int8(folder: Path, manifest: Manifest) -> tuple[Manifest, Int8Loss]:
+    """Replaces the float graphs and weights of an unfinished version by their 8-bit form."""
+    words = min(manifest.vocabulary.source_size, manifest.vocabulary.target_size)  # an id below is one on either side
+    score = manifest.graphs.score.file
+    work = folder / _WORK
+    quantised = write_lowered(folder, manifest, work, "int8", _quantise, manifest.state)
+    difference = np.abs(_random_scores(work / score, words) - _random_scores(folder / score, words))
     loss = Int8Loss(float(difference.mean()), float(difference.max()))
     if not loss.mean_log_prob_difference <= INT8_LIMIT:  # also catches a NaN
         raise ParityFailure(
             f"8-bit weights move log-probabilities by {loss.mean_log_prob_difference:.3g} on average, "
             f"and {INT8_LIMIT:g} is the limit: this model needs --precision float32"
         )
-    return (
-        ExportedFiles(
-            files.graphs.model_copy(update=graphs),
-            Weights(file=weights.name, sha256=sha256_of(weights), bytes=weights.stat().st_size),
-        ),
-        loss,
-    )
+    take_over(work, folder)
+    return quantised, loss
+
+
+def _quantise(model: ir.Model, state: Sequence[StateTensor]) -> None:
+    """What lives in a slot stays as it is: only weights change."""
+    restore_full_precision(model)
+    quantise_weights(model)
 
 
 def _random_scores(path: Path, words: int) -> NDArray[np.float32]:
