@@ -33,6 +33,7 @@ class GatedEngine:
         self.manifest = fake_manifest("echo", task).model_copy(update={"chat_template": TEMPLATE})
         self.slots = slots
         self.stats: list[StepStats] = []
+        self.cancelled: list[int] = []
         self._changed = threading.Condition()
         self._permits = 0
         self._open = not gate
@@ -51,7 +52,7 @@ class GatedEngine:
                 self.stats.append(stats)
                 self._changed.notify_all()
 
-        return Engine(
+        engine = Engine(
             self.manifest,
             backend,
             Plan.of(self.manifest, self.slots),
@@ -59,6 +60,16 @@ class GatedEngine:
             prefix_cache_bytes=1 << 20,
             observe=report,
         )
+        cancel = engine.cancel
+
+        def cancel_and_tell(request_id: int) -> None:
+            cancel(request_id)
+            with self._changed:
+                self.cancelled.append(request_id)
+                self._changed.notify_all()
+
+        engine.cancel = cancel_and_tell  # type: ignore[method-assign]
+        return engine
 
     def _wait(self, seconds: float) -> None:
         with self._changed:

@@ -209,6 +209,7 @@ async def test_a_reader_that_leaves_frees_its_slot(how: str) -> None:
             if how == "cancel":
                 call.cancel()
         other = asyncio.ensure_future(staying.GenerateOnce(by_ids("next")))  # there is only one slot
+        await engine.until(lambda _: bool(engine.cancelled))  # no step happens before the server has noticed
         engine.open()
         assert (await other).generations[0].text == "next"
         await engine.until(lambda stats: stats[-1].remaining == 0)
