@@ -72,6 +72,7 @@ def test_our_module_is_the_papers() -> None:
         torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_captions_are_the_papers(captions: Path) -> None:
     """Grids of different sizes, greedy and beam search side by side."""
     version = captions / "captions" / "1"
@@ -102,6 +103,7 @@ def as_input(image: np.ndarray) -> pb.Input:
     return pb.Input(features=pb.Features(rows=image.shape[0], columns=image.shape[1], values=image.ravel().tolist()))
 
 
+@pytest.mark.full
 async def test_an_image_through_the_wire(captions: Path) -> None:
     tokenizer = TextTokenizer.load(captions / "captions" / "1" / "tokenizer.json")
     grids = images((16, 4))
@@ -118,6 +120,7 @@ async def test_an_image_through_the_wire(captions: Path) -> None:
             assert sum(row.weights) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("item", "sentence"),
     [

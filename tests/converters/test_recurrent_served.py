@@ -62,7 +62,7 @@ def convert_shape(shape: Shape, folder: Path) -> Served:
     return convert(write_recurrent(folder / "source", model), folder / "repository")
 
 
-@pytest.fixture(scope="module", params=SAMPLE)
+@pytest.fixture(scope="module", params=["bahdanau", pytest.param("everything-odd", marks=pytest.mark.full)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     return convert_shape(SAMPLE[request.param], tmp_path_factory.mktemp(request.param))
 
