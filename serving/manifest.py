@@ -224,6 +224,11 @@ class PooledManifest(Record):
     def files(self) -> list[File]:
         return [self.graph, self.weights, self.tokenizer]
 
+    @property
+    def graphs(self) -> tuple[tuple[str, File | None], ...]:
+        """By name, as `Manifest.graphs` gives them."""
+        return (("pooled", self.graph),)
+
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from serving.errors import ModelError
-from serving.manifest import File, Manifest, Record
+from serving.manifest import AnyManifest, File, Record
 
 ENGINES = "engines"
 CARD_FORMAT = 1
@@ -45,7 +45,7 @@ class PlanCard(Record):
     """All that is known of a plan without the GPU it was made for."""
 
     format_version: int = CARD_FORMAT
-    graph: str  # encoder, step, score, prefill
+    graph: str  # encoder, step, score, prefill, pooled
     graph_sha256: str
     weights_sha256: str
     module: str  # tensorrt or tensorrt_rtx
@@ -78,7 +78,7 @@ def plan_stem(graph: str, cache_length: int | None, capability: str, module: str
     return f"{graph}{bucket}-sm{capability}.{module}"
 
 
-def stale(card: PlanCard, manifest: Manifest) -> str | None:
+def stale(card: PlanCard, manifest: AnyManifest) -> str | None:
     """Why the plan does not belong to this version as it is now; None where it does."""
     graphs: Mapping[str, File | None] = dict(manifest.graphs)
     graph = graphs.get(card.graph)
@@ -140,7 +140,7 @@ class Plans:
     max_slots: int
 
 
-def usable_plans(folder: Path, manifest: Manifest, module: str, module_version: str, capability: str) -> Plans:
+def usable_plans(folder: Path, manifest: AnyManifest, module: str, module_version: str, capability: str) -> Plans:
     """Every graph's, in every bucket; or a `ModelError` that says what is missing and why the others don't serve."""
     usable: dict[tuple[str, int | None], PlanCard] = {}
     refused: list[str] = []

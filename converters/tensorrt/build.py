@@ -16,7 +16,7 @@ from converters.tensorrt.graph import Graph
 from converters.tensorrt.library import Library, Protocol, make_logger
 from converters.tensorrt.profiles import Extent, profile
 from serving.errors import ConversionError
-from serving.manifest import File, Manifest
+from serving.manifest import AnyManifest, File
 from serving.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
 
 CURRENT = "current"  # the GPU that is there
@@ -178,16 +178,17 @@ def save(
     graph: Graph,
     sizes: Mapping[str, Extent],
     folder: Path,
-    manifest: Manifest,
+    manifest: AnyManifest,
     library: Library,
     capability: str,
 ) -> PlanCard:
     """The plan first, then the card: without one, no server looks at it."""
     stem = plan_stem(graph.name, graph.cache_length, capability, library.name)
-    graphs = dict(manifest.graphs)
+    file = dict(manifest.graphs)[graph.name]
+    assert file is not None
     card = PlanCard(
         graph=graph.name,
-        graph_sha256=graphs[graph.name].sha256,
+        graph_sha256=file.sha256,
         weights_sha256=manifest.weights.sha256,
         module=library.name,
         module_version=library.version,

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
     from converters.tensorrt.library import find_library
     from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
-    from serving.manifest import read_manifest
+    from serving.manifest import read_any_manifest
 
     library = find_library(arguments.library)
     capabilities = checked_capabilities(arguments.compute_capability, library, _present())
@@ -47,7 +47,7 @@ def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = Fa
         print(f"  {card.title}: {size:,.1f} MiB, {'current' if outcome.note == 'current' else built}", flush=True)
 
     print(f"{folder}: {library.name} {library.version}")
-    cards = build_version(folder, read_manifest(folder), library, wanted, report)
+    cards = build_version(folder, read_any_manifest(folder), library, wanted, report)
     print(f"  {len(cards)} plans, {sum(card.plan_bytes for card in cards) / 2**20:,.1f} MiB")
     return 0
 

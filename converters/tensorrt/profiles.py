@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from converters.tensorrt.graph import CACHE_AXIS, Graph
 from serving.errors import ConversionError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest, Manifest, PooledManifest
 from serving.tensorrt_plans import SCORE_ROWS, ShapeRange
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
@@ -43,8 +43,11 @@ def worst_case(manifest: Manifest) -> int:
     return entries
 
 
-def chosen_buckets(manifest: Manifest, wanted: Sequence[int]) -> tuple[int, ...]:
-    """Those that were asked for; and always the worst case, or a long request could not be finished."""
+def chosen_buckets(manifest: AnyManifest, wanted: Sequence[int]) -> tuple[int, ...]:
+    """Those that were asked for; and always the worst case, or a long request could not be finished. None for a model
+    that has no cache because it writes nothing."""
+    if isinstance(manifest, PooledManifest):
+        return ()
     if not wanted:
         return default_buckets(manifest)
     limit = worst_case(manifest)
@@ -56,12 +59,13 @@ def chosen_buckets(manifest: Manifest, wanted: Sequence[int]) -> tuple[int, ...]
     return tuple(sorted({*(size for size in wanted if size < limit), limit}))
 
 
-def extents(manifest: Manifest, slots: int) -> dict[str, Extent]:
-    limits = manifest.limits
-
+def extents(manifest: AnyManifest, slots: int) -> dict[str, Extent]:
     def up_to(largest: int, usual: int) -> Extent:
         return Extent(1, min(usual, largest), largest)
 
+    if isinstance(manifest, PooledManifest):
+        return {"B": up_to(slots, max(1, slots // 2)), "S": up_to(manifest.max_source_length, _USUAL_LENGTH)}
+    limits = manifest.limits
     return {
         "B": up_to(slots, max(1, slots // 2)),
         "K": up_to(limits.max_beam_size, manifest.defaults.beam_size),

@@ -11,7 +11,7 @@ from converters.tensorrt.graph import Graph, load
 from converters.tensorrt.library import Library
 from converters.tensorrt.profiles import Extent, chosen_buckets, extents
 from serving.errors import ConversionError, ModelError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest
 from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
 
 CAPABILITIES = ("80", "86", "89", "120")
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def build_version(
-    folder: Path, manifest: Manifest, library: Library, wanted: Wanted, report: Callable[[Outcome], None]
+    folder: Path, manifest: AnyManifest, library: Library, wanted: Wanted, report: Callable[[Outcome], None]
 ) -> list[PlanCard]:
     """Raises at the first plan that can't be built; those before it stay, and are not built again."""
     sizes = extents(manifest, wanted.slots)
@@ -46,12 +46,12 @@ def build_version(
     return cards
 
 
-def graphs(folder: Path, manifest: Manifest, buckets: Sequence[int]) -> Iterator[Graph]:
+def graphs(folder: Path, manifest: AnyManifest, buckets: Sequence[int]) -> Iterator[Graph]:
     """Each graph of the version; one that has a cache, in every bucket."""
     for name, file in manifest.graphs:
         if file is None:
             continue
-        first = load(name, folder / file.file, buckets[0])
+        first = load(name, folder / file.file, *buckets[:1])
         yield first
         if first.cache_length is not None:
             yield from (load(name, folder / file.file, bucket) for bucket in buckets[1:])
@@ -60,7 +60,7 @@ def graphs(folder: Path, manifest: Manifest, buckets: Sequence[int]) -> Iterator
 def _one(
     graph: Graph,
     folder: Path,
-    manifest: Manifest,
+    manifest: AnyManifest,
     library: Library,
     capability: str,
     sizes: dict[str, Extent],
@@ -79,7 +79,7 @@ def _one(
 
 
 def _why_build(
-    path: Path, folder: Path, manifest: Manifest, library: Library, capability: str, sizes: dict[str, Extent]
+    path: Path, folder: Path, manifest: AnyManifest, library: Library, capability: str, sizes: dict[str, Extent]
 ) -> str | None:
     """None where the plan that is there will do."""
     if not path.is_file():
@@ -95,7 +95,7 @@ def _why_build(
     return reason
 
 
-def _remove_strays(engines: Path, manifest: Manifest) -> None:
+def _remove_strays(engines: Path, manifest: AnyManifest) -> None:
     """Plans of graphs that are no more what they were: nobody can run them."""
     for path in engines.glob("*.json"):
         try:

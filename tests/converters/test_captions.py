@@ -24,6 +24,7 @@ from serving.tokenizer import TextTokenizer
 from tests.serving.doubles import connected, started
 from tests.support.captions import FEATURES, LONGEST, as_ours, show_attend_tell, write_captioner
 from tests.support.checkpoints import EOS, START
+from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.plain_search import Found, plain_search
 from tests.support.ties import same_or_tie
@@ -90,6 +91,12 @@ def test_captions_are_the_papers(captions: Path) -> None:
                 assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.log_probs)
                 if mine.tokens == other.tokens:
                     np.testing.assert_allclose(mine.token_log_probs, other.log_probs, atol=1e-4)
+
+
+@pytest.mark.full
+def test_its_graphs_compile_for_tensorrt(captions: Path) -> None:
+    found = compile_version(captions / "captions" / "1")
+    assert next(each.axes for each in found["encoder"][0].inputs if each.name == "source") == ("B", "S", FEATURES)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from serving.engine.request import DecodingOptions
 from serving.errors import ConversionError, ParityFailure
 from serving.manifest import read_manifest
 from serving.repository import scan, verify
+from serving.tensorrt_plans import read_cards
 from tests.support.checkpoints import (
     EOS,
     TorchShape,
@@ -27,6 +28,7 @@ from tests.support.checkpoints import (
     write_reference,
     write_torch_transformer,
 )
+from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.pairwise import Case, covering
 from tests.support.processes import run_beamline
@@ -104,6 +106,7 @@ POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned")
 def test_torch_transformers(tmp_path: Path, values: Case) -> None:
     """Numerically, the whole grid is compared without exporting, in test_families.py."""
     convert_torch(TorchShape(*values), tmp_path)
+    compile_version(tmp_path / "repository" / "theirs" / "1")
 
 
 @pytest.mark.full
@@ -127,6 +130,7 @@ def test_reference_checkpoints(tmp_path: Path, norm: str, positions: str, tie: b
     )
     converter_for(source).convert("reference", tmp_path / "repository")
     check_exact(tmp_path / "repository" / "reference" / "1")
+    compile_version(tmp_path / "repository" / "reference" / "1")
 
 
 # -- without exporting again -----------------------------------------------------------------------------------------
@@ -260,9 +264,10 @@ def test_a_name_that_no_folder_should_have(reference_source: Path, tmp_path: Pat
 
 @pytest.mark.full
 def test_int8_is_asked_for_on_the_command_line(marian_directory: Path, tmp_path: Path) -> None:
-    converted = run_beamline(
-        "convert", str(marian_directory), "--name", "small", "--repo", str(tmp_path), "--precision", "int8"
-    )
+    """With plans of it."""
+    small = ["--name", "small", "--repo", str(tmp_path), "--precision", "int8"]
+    plans = ["--target", "tensorrt", "--compute-capability", "86", "--buckets", "64", "--plan-slots", "8"]
+    converted = run_beamline("convert", str(marian_directory), *small, *plans)
     assert converted.returncode == 0, converted.stderr
     assert "8-bit weights" in converted.stdout
     folder = tmp_path / "small" / "1"
@@ -272,3 +277,9 @@ def test_int8_is_asked_for_on_the_command_line(marian_directory: Path, tmp_path:
     loss = json.loads((folder / "parity.json").read_text())["int8"]
     assert 0 < loss["mean_log_prob_difference"] < loss["max_log_prob_difference"]
     assert [path.name for path in folder.iterdir() if path.name.startswith("weights")] == ["weights.bin"]
+    cards = read_cards(folder)
+    assert {(card.graph, card.capability) for card in cards} == {(name, "86") for name in ("encoder", "step", "score")}
+    assert all(card.layers["DEQUANTIZE"] > 0 for card in cards)
+    assert len([card for card in cards if card.graph == "step"]) == 2  # the bucket, and the worst case
+    built = run_beamline("build", "small", "--repo", str(tmp_path), *plans[2:])
+    assert (built.returncode, built.stdout.count("current")) == (0, 4), built.stderr

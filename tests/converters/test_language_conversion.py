@@ -14,6 +14,7 @@ import torch
 from converters.verify_graphs import Case, GraphRunner
 from serving.manifest import Manifest, StateKind, read_manifest
 from serving.repository import verify
+from tests.support.compiled import compile_version
 from tests.support.language_models import (
     CHAT_TEMPLATE,
     EOS,
@@ -111,3 +112,4 @@ def test_every_shape_converts(tmp_path: Path, shape: LanguageShape) -> None:
     norm = {"LayerNormalization", "Gelu"} if shape.name == "gpt2" else set()
     check_graphs(model.folder, 2, norm)
     check_greedy(model, (1, 3, 40, 90), steps=30)
+    compile_version(model.folder)  # for TensorRT

@@ -20,6 +20,7 @@ from serving.engine.request import DecodingOptions
 from serving.errors import ConversionError, UnsupportedCheckpoint
 from serving.manifest import StateKind, read_manifest
 from serving.tokenizer import TextTokenizer
+from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.plain_search import plain_search, teacher_forced
 from tests.support.ties import same_or_tie
@@ -89,11 +90,16 @@ def test_the_examples_alignments_come_from_its_attention(example: Path) -> None:
     assert rows.std() > 0.01  # not spread evenly
 
 
+def test_the_examples_graphs_compile_for_tensorrt(example: Path) -> None:
+    assert set(compile_version(example / "repository" / "own" / "1", only="step")) == {"step"}
+
+
 @pytest.mark.full
 def test_the_trained_example_spells(tmp_path: Path) -> None:
     write(train(), tmp_path)
     assert convert(tmp_path, f"{MODEL}:build") == 0
     version = tmp_path / "repository" / "own" / "1"
+    assert set(compile_version(version)) == {"encoder", "step", "score"}  # for TensorRT
     source, target = (TextTokenizer.load(version / f"{side}_tokenizer.json") for side in ("source", "target"))
     engine = make_engine(version, read_manifest(version))
     (answer,) = results(decode(engine, [(source.encode("30519"), GREEDY)]))
@@ -110,6 +116,7 @@ def test_a_module_with_a_cache(tmp_path: Path) -> None:
     assert json.loads((version / "parity.json").read_text())["beam_exact_share"] == 1.0
     manifest = read_manifest(version)
     assert [tensor.name for tensor in manifest.tensors(StateKind.CACHE)] == ["keys", "values"]
+    assert compile_version(version)["step"][0].layers["KV_CACHE_UPDATE"] == 2
     sources = [[5, 6, 7, 1], [3, 1], [4, 4, 9, 9, 9, 2, 1]]
     alone = [results(decode(make_engine(version, manifest, slots=1), [(source, BEAM)]))[0] for source in sources]
     together = results(decode(make_engine(version, manifest, slots=3), [(source, BEAM) for source in sources]))

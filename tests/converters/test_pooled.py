@@ -23,6 +23,7 @@ from serving.errors import UnsupportedCheckpoint
 from serving.manifest import PooledManifest, read_any_manifest
 from serving.repository import verify
 from tests.support.checkpoints import PAD
+from tests.support.compiled import compile_version
 from tests.support.pairwise import covering
 from tests.support.pooled import LABELS, USERS, pooled_config, pooled_model, write_pooled, write_user
 from tests.support.recurrent import CELLS, DIRECTIONS
@@ -181,6 +182,7 @@ def test_every_users_classifier_is_exported(tmp_path: Path, kind: type[nn.Module
     manifest, certificate = found.convert("mood", tmp_path / "repository")
     assert (manifest.labels, manifest.family) == (LABELS, "torch_recurrent_pooled")
     assert certificate.max_difference < 1e-4
+    compile_version(tmp_path / "repository" / "mood" / "1")  # for TensorRT
 
 
 def quiet(model: RecurrentPooled) -> RecurrentPooled:

@@ -20,6 +20,7 @@ from converters.recognise import converter_for
 from serving.engine.request import DecodingOptions
 from serving.manifest import StateKind, read_manifest
 from tests.converters.test_unsupported import edit, reasons_of
+from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.language_models import BOS, EOS, VOCABULARY, tokenizer_json
 from tests.support.plain_search import plain_search
@@ -105,6 +106,7 @@ def test_a_recurrent_language_model_is_converted_and_served(tmp_path: Path, cell
     assert manifest.task == "generate"
     assert manifest.graphs.prefill is None
     assert {tensor.kind for tensor in manifest.state} == {StateKind.RECURRENT}
+    assert set(compile_version(folder)) == {"step", "score"}  # for TensorRT
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 2, 5, 13, 30)]
     for beams in (1, 4):

@@ -11,6 +11,7 @@ import pytest
 from serving.errors import ComputeError
 from serving.manifest import StateKind
 from tests.engine.test_engine import LONG, Watched, assert_same, crowd
+from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.int8 import in_int8
 from tests.support.marian_shape import MarianShape
@@ -68,6 +69,12 @@ def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: in
     assert isinstance(watched.answers[numbers[1]], ComputeError)
     watched.finish()
     assert not any(isinstance(watched.answers[number], Exception) for number in (numbers[0], numbers[2]))
+
+
+def test_its_graphs_compile_for_tensorrt(model: MarianShape) -> None:
+    """As they are on disk: TensorRT takes DequantizeLinear, and nothing of what the CPU makes of it."""
+    (plan,) = compile_version(model.folder, model.manifest, only="step")["step"]
+    assert plan.layers["DEQUANTIZE"] > 0
 
 
 def test_every_large_matrix_is_int8_on_disk(model: MarianShape, plain_model: MarianShape) -> None:

@@ -9,32 +9,34 @@ from converters.tensorrt.build import Built, build
 from converters.tensorrt.library import find_library
 from converters.tensorrt.profiles import chosen_buckets, extents
 from converters.tensorrt.version import CAPABILITIES, graphs
-from serving.manifest import Manifest, StateKind, read_manifest
+from serving.manifest import AnyManifest, Manifest, StateKind, read_any_manifest
 
 ONE_GPU = CAPABILITIES[1:2]
 
 
 def compile_version(
     folder: Path,
-    manifest: Manifest | None = None,
+    manifest: AnyManifest | None = None,
     capabilities: Sequence[str] = ONE_GPU,
     all_buckets: bool = False,
     slots: int = 8,
+    only: str | None = None,
 ) -> dict[str, list[Built]]:
-    """Every graph, in one bucket or in all; by name. A graph fails on anything that TensorRT has to say against it.
-    The step's caches must be appended to in place, and every attention must have stayed one."""
-    manifest = manifest or read_manifest(folder)
+    """Every graph (or `only` one, where time is short), in one bucket or in all; by name. It fails on anything that
+    TensorRT has to say against it. The step's caches must be appended to in place, and every attention must have stayed
+    one."""
+    manifest = manifest or read_any_manifest(folder)
     library, sizes = find_library("tensorrt_rtx"), extents(manifest, slots)
     buckets = chosen_buckets(manifest, ())
     found: dict[str, list[Built]] = {}
     for graph in graphs(folder, manifest, buckets if all_buckets else buckets[:1]):
-        for capability in capabilities:
+        for capability in capabilities if only in (None, graph.name) else ():
             built = build(graph, sizes, library, capability)
             assert built.layers.get("ATTENTION_INPUT", 0) == graph.count("Attention")
             assert built.layers.get("KV_CACHE_UPDATE", 0) == graph.count("TensorScatter")
             found.setdefault(graph.name, []).append(built)
-    caches = len(manifest.tensors(StateKind.CACHE))
-    for built in found["step"]:
+    caches = len(manifest.tensors(StateKind.CACHE)) if isinstance(manifest, Manifest) else 0
+    for built in found.get("step", []):
         assert built.layers.get("KV_CACHE_UPDATE", 0) == caches
         assert built.layers["TOPK"] >= 3  # the search is inside
     return found

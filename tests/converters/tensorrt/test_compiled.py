@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from converters.precision import to_int8
 from converters.tensorrt.version import CAPABILITIES
-from serving.manifest import read_manifest
+from serving.manifest import PooledManifest, read_any_manifest, read_manifest
 from serving.repository import newest, scan
 from tests.support.compiled import compile_version
 from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
@@ -32,6 +34,23 @@ def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
         assert len(found["step"]) >= 2
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_model_compiles_in_int8(name: str, tmp_path: Path) -> None:
+    """From the portable form, 8-bit weights behind DequantizeLinear: plans are smaller than those of full precision."""
+    version = newest(SHIPPED[name])
+    assert not isinstance(version.manifest, PooledManifest)
+    folder = tmp_path / "int8"
+    shutil.copytree(version.folder, folder, ignore=shutil.ignore_patterns("engines"))
+    manifest, _ = to_int8(folder, version.manifest)
+    full, small = compile_version(version.folder), compile_version(folder, manifest)
+    assert set(small) == set(full)
+    for graph, (plan,) in small.items():
+        assert plan.layers["DEQUANTIZE"] > 0
+        assert len(plan.content) < 0.7 * len(full[graph][0].content)
+
+
 def test_a_transformer_compiles(reference_version: Path) -> None:
     found = compile_version(reference_version)
     assert found["step"][0].layers["ATTENTION_INPUT"] == 2 * (len(read_manifest(reference_version).state) // 4)
@@ -43,6 +62,15 @@ def test_a_language_model_compiles(language_model: ConvertedLanguageModel) -> No
         layers = found[name][0].layers
         assert (layers["ATTENTION_INPUT"], layers["ROTARY_EMBEDDING"]) == (attentions, 2)
         assert ("KV_CACHE_UPDATE" in layers) == (name != "score")
+
+
+def test_a_classifier_compiles(pooled_repository: Path) -> None:
+    folder = pooled_repository / "mood" / "1"
+    (plan,) = compile_version(folder)["pooled"]
+    assert plan.layers["RECURRENCE"] > 0
+    manifest = read_any_manifest(folder)
+    assert isinstance(manifest, PooledManifest)
+    assert {each.name for each in plan.outputs} == {"probabilities", *(f"vector_{how}" for how in manifest.poolings)}
 
 
 @pytest.mark.full
