@@ -9,7 +9,7 @@ from typing import Literal
 
 from serving.backends.probe import CudaDevice, Probe, installed, probe
 from serving.errors import BeamlineError, ModelError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest
 from serving.tensorrt_plans import usable_plans
 
 Kind = Literal["cpu", "cuda", "tensorrt"]
@@ -92,7 +92,7 @@ def _why(kind: str, machine: Machine) -> str:
     return f"{name} {machine.packages[name]}"
 
 
-def choose_for(wish: str, machine: Machine, folder: Path, manifest: Manifest) -> Choice:
+def choose_for(wish: str, machine: Machine, folder: Path, manifest: AnyManifest) -> Choice:
     """The same for one version: `auto` takes TensorRT only where the version has plans for the GPU that is here."""
     choice = choose(wish, machine)
     if wish != "auto" or choice.kind != "tensorrt":

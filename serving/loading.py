@@ -74,29 +74,34 @@ class EngineMakers:
 def real_makers(config: ServeConfig) -> EngineMakers:
     machine = look()
     # A device that was asked for and is not there ends it here.
-    log.info("%s", choose(config.device, machine).describe())
+    usual = choose(config.device, machine)
+    log.info("%s", usual.describe())
 
-    def wanted(settings: ModelSettings) -> EngineSettings:
+    def wanted(folder: Path, manifest: AnyManifest, settings: ModelSettings) -> EngineSettings:
+        choice = choose_for(settings.device or config.device, machine, folder, manifest)
+        if choice.kind != usual.kind:
+            log.info("%s %s", manifest.name, choice.describe())
         return EngineSettings(
             threads=config.threads,
             slots=settings.slots or config.max_slots,
             max_queue=settings.queue or config.max_queue,
             early_refusal=config.early_refusal,
             prefix_cache_bytes=config.prefix_cache_bytes,
+            choice=choice,
+            cuda_options=settings.cuda,
         )
-
-    def load(folder: Path, manifest: Manifest, settings: ModelSettings, observe: Observe) -> ServedEngine:
-        choice = choose_for(settings.device or config.device, machine, folder, manifest)
-        on_device = replace(wanted(settings), choice=choice, cuda_options=settings.cuda)
-        return load_everywhere(folder, manifest, on_device, observe)
 
     fake = FakeSettings(config.fake_step_seconds, config.fake_slots, config.max_queue, config.early_refusal)
     return EngineMakers(
-        load=load,
+        load=lambda folder, manifest, settings, observe: load_everywhere(
+            folder, manifest, wanted(folder, manifest, settings), observe
+        ),
         fake=lambda observe: fake_engine(fake, observe),
         thread=lambda: DeviceThreads(max(1, len(machine.probe.devices))),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
-        pooled=lambda folder, manifest, settings, observe: load_pooled(folder, manifest, wanted(settings), observe),
+        pooled=lambda folder, manifest, settings, observe: load_pooled(
+            folder, manifest, wanted(folder, manifest, settings), observe
+        ),
     )
 
 

@@ -19,7 +19,6 @@ from serving.manifest import AnyManifest, File, Record
 
 ENGINES = "engines"
 CARD_FORMAT = 1
-SCORE_ROWS = 4  # pairs that a score graph takes at once: its log-probabilities are [rows, length, words], and large
 
 
 class PlanTensor(Record):
@@ -66,6 +65,10 @@ class PlanCard(Record):
     @property
     def key(self) -> tuple[str, int | None]:
         return self.graph, self.cache_length
+
+    def most(self, axis: str) -> int:
+        """The largest size of an axis that an input has by this name."""
+        return next(self.profile[each.name].largest[each.axes.index(axis)] for each in self.inputs if axis in each.axes)
 
     @property
     def title(self) -> str:

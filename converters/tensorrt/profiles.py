@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from converters.tensorrt.graph import CACHE_AXIS, Graph
 from serving.errors import ConversionError
 from serving.manifest import AnyManifest, Manifest, PooledManifest
-from serving.tensorrt_plans import SCORE_ROWS, ShapeRange
+from serving.tensorrt_plans import ShapeRange
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
 _USUAL_LENGTH = 32
 _CHUNK = 512  # tokens of prompts that are taken in at once; as in the engine
+# A score graph has [rows, length, words] in float32, twice (logits, log-probabilities), and a plan reserves memory for
+# its largest shape: so many values are 1 GiB. A text that alone would need more can't be scored by a plan.
+_SCORE_ROWS, SCORE_VALUES = 4, 2**28
 _EDITS = 4096  # the longest list of edits that is padded; a longer one has at most every word once
 
 
@@ -76,15 +79,24 @@ def extents(manifest: AnyManifest, slots: int) -> dict[str, Extent]:
         "R": Extent(0, 0, slots * limits.max_beam_size),
         "P": Extent(0, 0, slots * limits.max_beam_size),
         "E": Extent(0, 0, max(_EDITS, manifest.vocabulary.target_size)),
+        **_of_score(manifest, slots),
     }
+
+
+def _of_score(manifest: Manifest, slots: int) -> dict[str, Extent]:
+    """The axes of the score graph that are shorter than elsewhere."""
+    tokens = SCORE_VALUES // manifest.vocabulary.target_size
+    length = max(1, min(manifest.limits.max_target_length, tokens))
+    rows = max(1, min(_SCORE_ROWS, slots, tokens // length))
+    return {"score.B": Extent(1, 1, rows), "score.T": Extent(1, min(_USUAL_LENGTH, length), length)}
 
 
 def profile(graph: Graph, sizes: Mapping[str, Extent]) -> dict[str, ShapeRange]:
     """For each input of the graph, by the names of its axes."""
     if graph.cache_length is not None:
         sizes = {**sizes, CACHE_AXIS: Extent(graph.cache_length, graph.cache_length, graph.cache_length)}
-    if graph.name == "score":
-        sizes = {**sizes, "B": Extent(1, 1, min(SCORE_ROWS, sizes["B"].largest))}
+    own = f"{graph.name}."
+    sizes = {**sizes, **{axis.removeprefix(own): size for axis, size in sizes.items() if axis.startswith(own)}}
     unknown = sorted(
         {axis for each in graph.inputs for axis in each.axes if isinstance(axis, str) and axis not in sizes}
     )

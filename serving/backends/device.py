@@ -99,6 +99,9 @@ class GraphRunner(Protocol):
     def cache_length(self, entries: int) -> int:
         """The shortest cache that a graph can be run with and that holds so many entries."""
 
+    def most(self, graph: str, axis: str) -> int | None:
+        """The largest size of an axis that the graph can be run with; None where it has no limit."""
+
     def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
         """A launch of the graph on these tensors, to be called any number of times; `keep` says that it will be called
         often, so it may be worth a context of its own."""

@@ -7,7 +7,6 @@ waits for the oldest one, so that the host can look at one step while the device
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.backends.base import DEAD, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
-from serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, aligned, sizes_of
+from serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, sizes_of
 from serving.backends.device_arena import DeviceArena
 from serving.backends.device_blocks import Block
+from serving.backends.device_once import OnceRunner, check_slots, named_sizes
 from serving.backends.padding import pad
 from serving.engine.request import Source
-from serving.errors import ComputeError, ModelError
+from serving.errors import ComputeError, InvalidRequest
 from serving.manifest import Manifest, StateKind
-from serving.tensorrt_plans import SCORE_ROWS
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam; room for longer lists is made when they come
@@ -42,14 +41,6 @@ class DeviceMemory:
     owner: object  # frees the memory when nobody needs it any more
 
 
-class _Owner:
-    """Device memory that lives as long as somebody points to this."""
-
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self.address = device.allocate(aligned(max(1, nbytes)))
-        weakref.finalize(self, device.free, self.address)
-
-
 @dataclass(slots=True)
 class _Launch:
     """A step of one shape: how to ask for it, and how often that was done."""
@@ -65,6 +56,7 @@ class DeviceBackend:
         self.manifest = manifest
         self._device = device
         self._runner = runner
+        self._once = OnceRunner(device, runner)
         self._step = runner.spec("step")
         outputs = {each.name: each for each in self._step.outputs}
         kinds = {tensor.name: tensor.kind for tensor in manifest.state}
@@ -87,11 +79,7 @@ class DeviceBackend:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate(self, slots: int, largest: Shape) -> int:
-        if self._runner.max_slots is not None and slots > self._runner.max_slots:
-            raise ModelError(
-                f"the plans hold {self._runner.max_slots} requests at once: serve with --max-slots "
-                f"{self._runner.max_slots}, or run `beamline build --plan-slots {slots}`"
-            )
+        check_slots(self._runner, slots)
         sizes = self._sizes(largest)
         for spec in (*self._carried, *self._fixed, *self._memory, *self._caches):
             fill = DEAD if spec.name == "scores" else None
@@ -217,7 +205,7 @@ class DeviceBackend:
 
     def _prepared(self, values: Mapping[str, NDArray[Any]]) -> _Launch:
         counts = {spec.name: values[spec.name].shape for spec in self._from_host}
-        edits = _named(self._from_host, counts).get("E", 0)
+        edits = named_sizes(self._from_host, counts).get("E", 0)
         if edits > self._longest_edits:
             self._make_room_for_edits(4 * edits)
         key = (self._shape, tuple(counts.values()))
@@ -228,7 +216,7 @@ class DeviceBackend:
         return launch
 
     def _prepare(self, counts: Mapping[str, tuple[int, ...]]) -> _Launch:
-        sizes = self._sizes(self._shape, **_named(self._from_host, counts))
+        sizes = self._sizes(self._shape, **named_sizes(self._from_host, counts))
         batch = self._shape.batch
         inputs = self._inputs.tensors(sizes)
         outputs = {**self._next_values.tensors(sizes), **self._reports.tensors(sizes)}
@@ -251,7 +239,7 @@ class DeviceBackend:
             nothing = DeviceMemory({}, 0, 0, None)
             return [nothing for _ in sources]
         ids, mask = pad(sources, self.manifest.vocabulary.pad_id)
-        tensors, owner = self._run_once("encoder", {"source": ids, "source_mask": mask})
+        tensors, owner = self._once.run("encoder", {"source": ids, "source_mask": mask})
         return [DeviceMemory(tensors, row, len(source), owner) for row, source in enumerate(sources)]
 
     def score(self, source: Source, target: Sequence[int], start_token: int) -> Scored:
@@ -262,15 +250,19 @@ class DeviceBackend:
             "target": np.asarray([[start_token, *target[:-1]]], np.int64),
             "labels": np.asarray([target], np.int64),
         }
-        found = self._fetch("score", feeds, ("token_log_probs", "attention"))
+        found = self._once.fetch("score", feeds, ("token_log_probs", "attention"))
         return Scored(found["token_log_probs"][0], found["attention"][0])
 
     def score_batch(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
         found: list[Floats] = []
-        for begin in range(0, len(targets), SCORE_ROWS):
-            part = slice(begin, begin + SCORE_ROWS)
+        longest, limit = max(map(len, targets)), self._runner.most("score", "T")
+        if limit is not None and longest > limit:
+            raise InvalidRequest(f"the text has {longest} tokens; on this device {limit} can be scored at most")
+        rows = self._runner.most("score", "B") or len(targets)
+        for begin in range(0, len(targets), rows):
+            part = slice(begin, begin + rows)
             found += self._score_few(None if sources is None else sources[part], targets[part], labels[part])
         return found
 
@@ -281,7 +273,7 @@ class DeviceBackend:
         feeds: dict[str, NDArray[Any]] = {"target": pad(targets, pad_id)[0], "labels": pad(labels, pad_id)[0]}
         if sources is not None:
             feeds["source"], feeds["source_mask"] = pad(sources, pad_id)
-        log_probs = self._fetch("score", feeds, ("token_log_probs",))["token_log_probs"]
+        log_probs = self._once.fetch("score", feeds, ("token_log_probs",))["token_log_probs"]
         return [row[: len(label)] for row, label in zip(log_probs, labels, strict=True)]
 
     # -- prompts -----------------------------------------------------------------------------------------------
@@ -302,7 +294,7 @@ class DeviceBackend:
         visible = np.arange(entries)[None, None, :] <= last[:, :, None]
         feeds = {"tokens": chunk.tokens, "positions": chunk.starts, "write_index": chunk.starts, "visible": visible}
         bound = {**tensors, **{_next(spec): tensors[spec.name] for spec in self._caches}}
-        self._run_once("prefill", feeds, bound)
+        self._once.run("prefill", feeds, bound)
 
     def prefix(self, memory: DeviceMemory, length: int) -> tuple[DeviceMemory, int]:
         tensors, owner = self._cache_rows(1, length)
@@ -312,7 +304,7 @@ class DeviceBackend:
     def _cache_rows(self, rows: int, entries: int) -> tuple[dict[str, DeviceTensor], object]:
         """Room for the caches of some prompts, zeroed."""
         shapes = {spec.name: (spec.dtype, sizes_of(spec.axes, {"B": rows, "C": entries})) for spec in self._caches}
-        return self._memory_for(shapes)
+        return self._once.memory_for(shapes)
 
     def _copy_entries(self, tensors: Mapping[str, DeviceTensor], row: int, source: DeviceMemory, length: int) -> None:
         """The first entries of one memory's caches."""
@@ -323,50 +315,6 @@ class DeviceBackend:
             nbytes = pitches[0] // mine.shape[2] * length
             target, origin = mine.address + row * heads * pitches[0], theirs.address + source.row * heads * pitches[1]
             self._device.copy(target, origin, nbytes, heads, pitches)
-
-    # -- once --------------------------------------------------------------------------------------------------
-
-    def _fetch(self, graph: str, feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Waits for the results: an answer's alignment is nothing that a step would stand still for."""
-        tensors, owner = self._run_once(graph, feeds)
-        arrays = {}
-        for name in names:
-            arrays[name] = np.empty(tensors[name].shape, tensors[name].dtype)
-            self._device.download(arrays[name], tensors[name].address)
-        self._device.wait(self._device.mark())
-        del owner
-        return arrays
-
-    def _run_once(
-        self, graph: str, feeds: Mapping[str, NDArray[Any]], bound: Mapping[str, DeviceTensor] | None = None
-    ) -> tuple[dict[str, DeviceTensor], object]:
-        """Inputs and outputs in memory of their own, but for what is bound elsewhere already."""
-        bound = bound or {}
-        spec = self._runner.spec(graph)
-        shapes = {name: array.shape for name, array in feeds.items()} | {name: t.shape for name, t in bound.items()}
-        sizes = _named(spec.inputs, shapes)
-        wanted = {
-            each.name: (each.dtype, sizes_of(each.axes, sizes))
-            for each in (*spec.inputs, *spec.outputs)
-            if each.name not in bound
-        }
-        tensors, owner = self._memory_for(wanted)
-        for each in spec.inputs:
-            if each.name not in bound:
-                self._device.upload(tensors[each.name].address, np.ascontiguousarray(feeds[each.name]))
-        self._runner.prepare(graph, {**tensors, **bound})()
-        return tensors, owner
-
-    def _memory_for(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, DeviceTensor], object]:
-        places, end = {}, 0
-        for name, (dtype, shape) in wanted.items():
-            places[name] = end
-            end += aligned(DeviceTensor(0, dtype, shape).nbytes)
-        owner = _Owner(self._device, end)
-        tensors = {
-            name: DeviceTensor(owner.address + places[name], dtype, shape) for name, (dtype, shape) in wanted.items()
-        }
-        return tensors, owner
 
 
 def _next(spec: TensorSpec) -> str:
@@ -380,13 +328,3 @@ def _is_next(name: str) -> bool:
 def _output_of(field: str, outputs: Mapping[str, TensorSpec]) -> str | None:
     """The graph's name for what the host sees."""
     return next((name for name in (field, f"next_{field}") if name in outputs), None)
-
-
-def _named(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """The sizes of the axes that have a name."""
-    sizes: dict[str, int] = {}
-    for spec in specs:
-        for axis, size in zip(spec.axes, shapes.get(spec.name, ()), strict=False):
-            if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
-                raise ModelError(f"{spec.name} has {size} along {axis}, where others have {sizes[axis]}")
-    return sizes

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from serving.backends.base import Backend
+from serving.backends.device import Device, GraphRunner
 from serving.backends.probe import CudaDevice
 from serving.devices import Choice
+from serving.engine.pooled import PooledBackend
 from serving.errors import ModelError
-from serving.manifest import Manifest
-
-log = logging.getLogger(__name__)
+from serving.manifest import AnyManifest, Manifest, PooledManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +31,39 @@ def make_backend(
         if manifest.precision == "bfloat16":
             raise ModelError(f"{folder} is in bfloat16, which only GPUs compute; convert it to float32 for the CPU")
         return Made(OnnxRuntimeBackend(folder, manifest, threads))
-    if choice.kind == "tensorrt":
-        return _tensorrt(folder, manifest, device, str(choice.library))
-    return _cuda(folder, manifest, device, options)
-
-
-def _tensorrt(folder: Path, manifest: Manifest, device: CudaDevice, library: str) -> Made:
-    from serving.backends.cuda import CudaDevice as Gpu
     from serving.backends.device_backend import DeviceBackend
-    from serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
+
+    gpu, runner, buckets = _on_gpu(folder, manifest, choice, device, options)
+    return Made(DeviceBackend(manifest, gpu, runner), buckets)
+
+
+def make_pooled(
+    folder: Path, manifest: PooledManifest, threads: int, choice: Choice, rows: int, options: dict[str, str]
+) -> PooledBackend:
+    """On the CPU, or on the first of the devices that were chosen."""
+    if not choice.devices:
+        from serving.backends.pooled import OnnxRuntimePooled
+
+        return OnnxRuntimePooled(folder, manifest, threads)
+    from serving.backends.device_once import DevicePooled
+
+    gpu, runner, _ = _on_gpu(folder, manifest, choice, choice.devices[0], options)
+    return DevicePooled(manifest, gpu, runner, rows)
+
+
+def _on_gpu(
+    folder: Path, manifest: AnyManifest, choice: Choice, device: CudaDevice, options: dict[str, str]
+) -> tuple[Device, GraphRunner, tuple[int, ...] | None]:
+    from serving.backends.cuda import CudaDevice as Gpu
 
     gpu = Gpu(device.number)
-    runtime = LibraryRuntime(importlib.import_module(library), library, gpu.stream, device.capability)
-    runner = TensorRtRunner(folder, manifest, gpu, runtime)
-    return Made(DeviceBackend(manifest, gpu, runner), runner.plans.cache_buckets)
+    if choice.kind == "tensorrt":
+        from serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 
-
-def _cuda(folder: Path, manifest: Manifest, device: CudaDevice, options: dict[str, str]) -> Made:
-    from serving.backends.cuda import CudaDevice as Gpu
-    from serving.backends.device_backend import DeviceBackend
+        library = str(choice.library)
+        runtime = LibraryRuntime(importlib.import_module(library), library, gpu.stream, device.capability)
+        plans = TensorRtRunner(folder, manifest, gpu, runtime)
+        return gpu, plans, plans.plans.cache_buckets
     from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 
-    gpu = Gpu(device.number)
-    return Made(
-        DeviceBackend(manifest, gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options))
-    )
+    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options), None

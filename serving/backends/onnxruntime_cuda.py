@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
 from serving.errors import ModelError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
@@ -26,7 +26,7 @@ class OnnxRuntimeCudaRunner:
     def __init__(
         self,
         folder: Path,
-        manifest: Manifest,
+        manifest: AnyManifest,
         device: int,
         stream: int,
         options: Mapping[str, str] | None = None,
@@ -54,6 +54,9 @@ class OnnxRuntimeCudaRunner:
     def cache_length(self, entries: int) -> int:
         return entries
 
+    def most(self, graph: str, axis: str) -> int | None:
+        return None
+
     def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
         session = self._session(graph)
         binding = session.io_binding()
@@ -75,6 +78,7 @@ class OnnxRuntimeCudaRunner:
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:
             file = dict(self._manifest.graphs)[graph]
+            assert file is not None
             self._sessions[graph] = open_session(self._folder / file.file, self._providers, self._place)
         return self._sessions[graph]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
 from serving.errors import ComputeError, ModelError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest
 from serving.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Runtime(Protocol):
 
 
 class TensorRtRunner:
-    def __init__(self, folder: Path, manifest: Manifest, device: Device, runtime: Runtime) -> None:
+    def __init__(self, folder: Path, manifest: AnyManifest, device: Device, runtime: Runtime) -> None:
         self._folder = folder
         self._device = device
         self._runtime = runtime
@@ -76,6 +76,9 @@ class TensorRtRunner:
         if entries > buckets[-1]:
             raise ComputeError(f"{entries} cache entries are needed, and the plans hold {buckets[-1]}")
         return buckets[bisect_left(buckets, entries)]
+
+    def most(self, graph: str, axis: str) -> int | None:
+        return next(card.most(axis) for (name, _), card in self.plans.cards.items() if name == graph)
 
     def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
         key = self._key(graph, tensors)

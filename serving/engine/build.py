@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from serving.backends.fake import FakeBackend, fake_manifest
-from serving.backends.make import make_backend
+from serving.backends.make import make_backend, make_pooled
 from serving.backends.probe import CudaDevice
 from serving.devices import ON_CPU, Choice
 from serving.engine.core import Engine
@@ -82,9 +82,8 @@ def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, devic
 
 
 def load_pooled(folder: Path, manifest: PooledManifest, settings: EngineSettings, observe: Observe) -> PooledEngine:
-    from serving.backends.pooled import OnnxRuntimePooled
-
-    backend = OnnxRuntimePooled(folder, manifest, settings.threads)
+    options = dict(settings.cuda_options)
+    backend = make_pooled(folder, manifest, settings.threads, settings.choice, settings.slots, options)
     if settings.warm_up:
         source = (manifest.pad_id,) * min(16, manifest.max_source_length)
         for rows in sorted({1, settings.slots}):

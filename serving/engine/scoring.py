@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from serving.backends.base import Backend
 from serving.engine.request import next_id
-from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded
+from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +93,14 @@ class Scoring:
             scores = self._backend.score_batch(
                 sources or None, [request.target for request in group], [request.labels for request in group]
             )
-        except Exception:
-            log.exception("scoring a group of %d failed", len(group))
+        except Exception as error:
             if len(group) > 1:  # one of them is at fault
                 for request in group:
                     self._run([request])
                 return
+            if isinstance(error, RequestError):
+                return group[0].resolve(error)
+            log.exception("scoring a text failed")
             return group[0].resolve(ComputeError("the text could not be scored"))
         for request, values in zip(group, scores, strict=True):
             request.resolve(tuple(values.tolist()))

@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from converters.tensorrt import profiles
 from serving.backends.base import Shape, Start, StepInputs
-from serving.backends.device import DeviceTensor
+from serving.backends.device import DeviceTensor, GraphRunner
 from serving.backends.device_backend import DeviceBackend
+from serving.backends.device_once import DevicePooled
 from serving.backends.onnxruntime import OnnxRuntimeBackend
 from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from serving.backends.pooled import OnnxRuntimePooled
+from serving.backends.tensorrt import TensorRtRunner
 from serving.engine.core import Engine
 from serving.engine.plan import Plan
 from serving.engine.request import DecodingOptions
-from serving.errors import ComputeError, ModelError
-from tests.support.emulator import EmulatedDevice, Refused, emulated_backend, write_emulated_plans
+from serving.engine.scoring import ScoringRequest
+from serving.errors import ComputeError, InvalidRequest, ModelError
+from serving.manifest import PooledManifest, read_any_manifest
+from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
 from tests.support.engines import decode, make_engine, results
 from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape
 from tests.support.ties import same_or_tie
@@ -31,12 +37,17 @@ BUCKETS = (48, 128)
 @pytest.fixture(scope="module")
 def planned(plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
     """With cards of plans that only the emulator takes."""
-    folder = tmp_path_factory.mktemp("planned")
-    for file in plain_model.folder.iterdir():
-        if file.is_file():
-            (folder / file.name).symlink_to(file)
+    folder = linked(plain_model.folder, tmp_path_factory.mktemp("planned"))
     write_emulated_plans(folder, plain_model.manifest, BUCKETS)
     return replace(plain_model, folder=folder)
+
+
+def linked(version: Path, folder: Path) -> Path:
+    """The same version elsewhere, where plans can be written beside it."""
+    for file in version.iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(file)
+    return folder
 
 
 def nothing(batch: int, beams: int) -> StepInputs:
@@ -175,6 +186,61 @@ def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
         if backend._shape.beams > 3:
             shape = backend._shape
         same()
+
+
+def test_scoring_keeps_to_what_the_plan_holds(
+    plain_model: MarianShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row of twenty tokens: more texts are several runs, and a longer one is refused in a sentence."""
+    linked(plain_model.folder, tmp_path)
+    words = plain_model.manifest.vocabulary.target_size
+    monkeypatch.setattr(profiles, "SCORE_VALUES", 20 * words)
+    write_emulated_plans(tmp_path, plain_model.manifest, BUCKETS)
+    backend, runner, _ = emulated_backend(tmp_path, plain_model.manifest)
+    assert (runner.most("score", "B"), runner.most("score", "T")) == (1, 20)
+    host = OnnxRuntimeBackend(plain_model.folder, plain_model.manifest, threads=1)
+    targets = [[PAD, *range(5, 5 + length)] for length in (3, 19, 1, 7, 12)]
+    both = [each.score_batch([[5, 6, 7]] * 5, targets, targets) for each in (backend, host)]
+    for mine, theirs in zip(*both, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    plan = replace(Plan.of(plain_model.manifest, 4), cache_buckets=runner.plans.cache_buckets)
+    engine = Engine(plain_model.manifest, backend, plan, max_queue=10)
+    found: list[object] = []
+    for length in (21, 8):
+        target = (PAD,) * length
+        engine.score(ScoringRequest((5, 6), target, target, found.append))
+    while engine.busy:
+        engine.step()
+    refused = next(answer for answer in found if isinstance(answer, Exception))
+    assert (type(refused), str(refused)) == (
+        InvalidRequest,
+        "the text has 21 tokens; on this device 20 can be scored at most",
+    )
+    assert [len(answer) for answer in found if isinstance(answer, tuple)] == [8]
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+def test_a_classifier_on_a_gpu(pooled_repository: Path, tmp_path: Path, kind: str) -> None:
+    folder = pooled_repository / "mood" / "1"
+    manifest = read_any_manifest(folder)
+    assert isinstance(manifest, PooledManifest)
+    device = EmulatedDevice()
+    runner: GraphRunner
+    if kind == "cuda":
+        runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch)
+    else:
+        planned = linked(folder, tmp_path)
+        write_emulated_plans(planned, manifest, slots=4)
+        runner = TensorRtRunner(planned, manifest, device, EmulatedRuntime(device, planned))
+        with pytest.raises(ModelError, match="the plans hold 4 requests at once"):
+            DevicePooled(manifest, device, runner, rows=5)
+    chance = random.Random(0)
+    sources = [[chance.randrange(4, 90) for _ in range(length)] for length in (9, 1, 30, 4)]
+    expected = OnnxRuntimePooled(folder, manifest, threads=1).run(sources)
+    found = DevicePooled(manifest, device, runner, rows=4).run(sources)
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
 
 
 class TestRefusals:

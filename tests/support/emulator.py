@@ -24,7 +24,7 @@ from serving.backends.device import ALIGNMENT, item_bytes, sizes_of
 from serving.backends.device_backend import DeviceBackend
 from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from serving.backends.tensorrt import TensorRtRunner
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest, Manifest
 from serving.tensorrt_plans import ENGINES, PlanCard
 
 MODULE, VERSION, CAPABILITY = "tensorrt", "0.emulated", "86"
@@ -285,7 +285,7 @@ class EmulatedContext:
         self._session.run_with_iobinding(binding)
 
 
-def write_emulated_plans(folder: Path, manifest: Manifest, buckets: tuple[int, ...] = (), slots: int = 32) -> None:
+def write_emulated_plans(folder: Path, manifest: AnyManifest, buckets: tuple[int, ...] = (), slots: int = 32) -> None:
     """Cards as a build would write them; the plans themselves are empty."""
     library = Library(MODULE, _Module)
     sizes = extents(manifest, slots)

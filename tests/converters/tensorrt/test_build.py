@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from converters.tensorrt.graph import load
 from converters.tensorrt.library import Library, find_library
-from converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, worst_case
+from converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
 from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
 from serving.errors import ConversionError, ModelError
 from serving.manifest import Manifest
@@ -117,6 +118,34 @@ def test_buckets_are_few_and_end_with_the_worst_case(plain_model: MarianShape) -
     with pytest.raises(ConversionError, match="no room for one step"):
         chosen_buckets(manifest, [1])
     assert extents(manifest, 4)["B"].largest == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "length", "rows", "longest"),
+    [
+        (8000, 256, 4, 256),  # the shipped model
+        (58101, 512, 4, 512),  # Marian-base
+        (49152, 8192, 1, 5461),  # SmolLM2
+        (128256, 131072, 1, 2092),  # Llama 3
+    ],
+)
+def test_a_score_plan_asks_for_no_more_memory_than_a_gpu_has(
+    plain_model: MarianShape, words: int, length: int, rows: int, longest: int
+) -> None:
+    """It is [rows, length, words] in float32, at the profile's largest: 1 GiB at most."""
+    manifest = plain_model.manifest
+    manifest = manifest.model_copy(
+        update={
+            "vocabulary": manifest.vocabulary.model_copy(update={"target_size": words}),
+            "limits": manifest.limits.model_copy(update={"max_target_length": length}),
+        }
+    )
+    score = profile(load("score", plain_model.folder / "score.onnx"), extents(manifest, 32))
+    assert score["target"].largest == score["labels"].largest == (rows, longest)
+    assert score["source"].largest[0] == rows
+    assert 4 * rows * longest * words <= 2**30
+    few = profile(load("score", plain_model.folder / "score.onnx"), extents(manifest, 2))
+    assert few["target"].largest[0] == min(rows, 2)
 
 
 def test_capabilities_are_checked(library: Library, version: tuple[Path, Manifest, list[Outcome]]) -> None:
