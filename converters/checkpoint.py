@@ -53,13 +53,15 @@ def read_weights(folder: Path, names: tuple[str, ...] = WEIGHT_FILES) -> dict[st
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Loads them into the module; every tensor that is missing, left over or of another shape is named."""
-    expected = module.state_dict()
-    reasons = [f"{name} is missing" for name in expected if name not in tensors]
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str, theirs: Mapping[str, str] | None = None) -> None:
+    """Loads them into the module; every tensor that is missing, left over or of another shape is named: as a user
+    calls it, where `theirs` has a name for one of ours."""
+    expected, called = module.state_dict(), theirs or {}
+    reasons = [f"{called.get(name, name)} is missing" for name in expected if name not in tensors]
     reasons += [f"{name} is not a part of this architecture" for name in tensors if name not in expected]
     reasons += [
-        f"{name} has shape {list(tensors[name].shape)}, but its configuration says {list(tensor.shape)}"
+        f"{called.get(name, name)} has shape {list(tensors[name].shape)}, "
+        f"but its configuration says {list(tensor.shape)}"
         for name, tensor in expected.items()
         if name in tensors and tensors[name].shape != tensor.shape
     ]

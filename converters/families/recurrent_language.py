@@ -1,16 +1,20 @@
-"""Recurrent language models built on `torch.nn.RNN`, `LSTM` or `GRU`.
+"""Recurrent language models built on `torch.nn.RNN`, `LSTM` or `GRU`, or on an LSTM that torch.nn does not have.
 
 A folder with `config.json` (family "recurrent_language"; the fields of `RecurrentLanguageConfig`, and below), weights
-under the names `embedding`, `rnn` and `output` or under those that the config gives, and a tokenizer.
+under the names `embedding`, `rnn` and `output` or under those that the config gives, and a tokenizer. Layers are named
+as torch.nn names them: `rnn.weight_ih_l0`. With coupled gates, the gates are f g o; with peepholes, `rnn.peephole_l0`
+holds a row for each of i f o, or f o.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
@@ -28,6 +32,7 @@ from serving.manifest import DecodingDefaults, Limits, Vocabulary
 
 FAMILY = "recurrent_language"
 MAX_BEAM_SIZE = 16
+_LAYER = re.compile(r"layers\.(\d+)\.cells\.0\.(\w+)")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class RecurrentLanguageConverter(Converter):
     def load(self) -> Loaded:
         config, parts = self._read(read_json(self.config))
         model = RecurrentLanguageModel(config)
-        fill(model, _renamed(read_weights(self.source), config, parts), str(self.source))
+        theirs = {name: _their_name(name, parts) for name in model.state_dict()}
+        fill(model, _ours(read_weights(self.source), config, theirs), str(self.source), theirs)
         model.eval()
         text = _tokenizer(self.source / parts.tokenizer)
         limits = Limits(
@@ -93,14 +99,25 @@ class RecurrentLanguageConverter(Converter):
         return config, parts
 
 
-def _renamed(tensors: dict[str, Tensor], config: RecurrentLanguageConfig, parts: Parts) -> dict[str, Tensor]:
-    ours = {parts.embedding: "embedding", parts.rnn: "rnn", parts.output: "output"}
-    found = {}
-    for name, tensor in tensors.items():
-        prefix, _, last = name.rpartition(".")
-        found[f"{ours[prefix]}.{last}" if prefix in ours else name] = tensor
-    if config.tie_output and "embedding.weight" in found:  # stored once, wanted under both names
-        found.setdefault("output.weight", found["embedding.weight"])
+def _their_name(name: str, parts: Parts) -> str:
+    """Of one of our tensors."""
+    layer = _LAYER.fullmatch(name)
+    if layer:
+        return f"{parts.rnn}.{layer[2]}_l{layer[1]}"
+    part, _, last = name.partition(".")
+    return f"{getattr(parts, part)}.{last}"
+
+
+def _ours(tensors: dict[str, Tensor], config: RecurrentLanguageConfig, theirs: dict[str, str]) -> dict[str, Tensor]:
+    """Their tensors by our names; those that have none keep their own."""
+    ours = {name: mine for mine, name in theirs.items()}
+    found = {ours.get(name, name): tensor for name, tensor in tensors.items()}
+    if config.tie_output:  # stored once, wanted under both names
+        names = ("embedding.weight", "output.weight")
+        found = {**{name: found[stored] for stored in names if stored in found for name in names}, **found}
+    if not any(".bias_" in name for name in found):  # bias=False
+        gates = {name: len(tensor) for name, tensor in found.items() if name.endswith(("weight_ih", "weight_hh"))}
+        found |= {name.replace(".weight_", ".bias_"): torch.zeros(count) for name, count in gates.items()}
     return found
 
 

@@ -43,6 +43,10 @@ class EncoderStack:
     merge: str
     residual_from: int | None
 
+    @property
+    def states_per_layer(self) -> int:
+        return 2 if self.cell == "lstm" else 1
+
     def directions(self, layer: int) -> int:
         return 2 if self.bidirectional == "all" or (self.bidirectional == "bottom" and layer == 0) else 1
 
@@ -156,10 +160,6 @@ class RecurrentConfig(EncoderStack):
     def bridge_output(self, layer: int) -> int:
         """Of the state that a decoder layer may begin with."""
         return self.memory_width if self.bridge_from == "mean" else self.encoder_output(layer)
-
-    @property
-    def states_per_layer(self) -> int:
-        return 2 if self.cell == "lstm" else 1
 
     @property
     def read_width(self) -> int:

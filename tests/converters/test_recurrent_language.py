@@ -1,21 +1,26 @@
-"""Recurrent language models: `torch.nn` layers in, steps out, and the engine feeds them prompts token by token."""
+"""Recurrent language models: layers in, steps out, and the engine feeds them prompts token by token."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from converters.families.recurrent_language import RecurrentLanguageConverter
+from converters.base import Loaded
 from converters.modules.recurrent_language import (
     RecurrentLanguageConfig,
     RecurrentLanguageModel,
     RecurrentLanguageSteps,
 )
+from converters.modules.tree import Tree
 from converters.recognise import converter_for
 from serving.engine.request import DecodingOptions
 from serving.manifest import StateKind, read_manifest
@@ -23,63 +28,136 @@ from tests.converters.test_unsupported import edit, reasons_of
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.language_models import BOS, EOS, VOCABULARY, tokenizer_json
+from tests.support.pairwise import Case, covering
 from tests.support.plain_search import plain_search
+from tests.support.recurrent import CELLS
+from tests.support.recurrent_plain import plain_language_logits
 from tests.support.ties import same_or_tie
 
-CELLS = ("rnn_tanh", "rnn_relu", "gru", "lstm")
+TORCH_CELLS = {"rnn_tanh": nn.RNN, "rnn_relu": partial(nn.RNN, nonlinearity="relu"), "gru": nn.GRU, "lstm": nn.LSTM}
+WIDTH = 24
+DEPTHS = (1, 2, 4)
+RESIDUALS = (None, 1, 2)
+HEADS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"embedding_width": WIDTH, "tie_output": True},
+    "no-bias": {"output_bias": False},
+}
+SHAPES = covering(list(CELLS), DEPTHS, RESIDUALS, list(HEADS))
+assert_same = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
 
 
-def lively(cell: str, **options: Any) -> RecurrentLanguageModel:
+def config_of(cell: str, **options: Any) -> RecurrentLanguageConfig:
+    sizes = {"vocab_size": VOCABULARY, "embedding_width": 16, "width": WIDTH, "layers": 2, "max_positions": 256}
+    return RecurrentLanguageConfig(**{**sizes, "eos_id": EOS, "start_id": BOS, **CELLS[cell], **options})
+
+
+def shape_config(shape: Case) -> RecurrentLanguageConfig:
+    cell, depth, residual, head = shape
+    return config_of(cell, layers=depth, residual_from=residual, **HEADS[head])
+
+
+@torch.no_grad()
+def enliven(model: nn.Module, cell: str) -> None:
+    """Its texts vary."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            # Without gates, wider ones make chaos: rounding would grow with every step.
+            bearable = 0.2 if cell.startswith("rnn") and re.search(r"weight_(ih|hh)", name) else 0.6
+            parameter.normal_(std=bearable, generator=generator)
+
+
+def lively(config: RecurrentLanguageConfig) -> RecurrentLanguageModel:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "embedding_width": 16, "width": 24, "layers": 2, "max_positions": 256}
-    config = RecurrentLanguageConfig(**{**sizes, "cell": cell, "eos_id": EOS, "start_id": BOS, **options})
     model = RecurrentLanguageModel(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                # Without gates, wider ones make chaos: rounding would grow with every step.
-                parameter.normal_(std=0.2 if cell.startswith("rnn") and name.startswith("rnn") else 0.6)
+    enliven(model, config.cell)
     return model
 
 
-def write(folder: Path, model: RecurrentLanguageModel, names: dict[str, str] | None = None) -> Path:
+def write(
+    folder: Path, config: RecurrentLanguageConfig, weights: Mapping[str, Tensor], names: dict[str, str] | None = None
+) -> Path:
     names = names or {}
     folder.mkdir(parents=True, exist_ok=True)
-    content = {name: getattr(model.config, name) for name in RecurrentLanguageConfig.field_names()}
+    content = {name: getattr(config, name) for name in RecurrentLanguageConfig.field_names()}
     (folder / "config.json").write_text(json.dumps({"family": "recurrent_language", **content, **names}))
     tensors = {}
-    for name, tensor in model.state_dict().items():
-        part, _, last = name.partition(".")
-        if not (model.config.tie_output and name == "output.weight"):
-            tensors[f"{names.get(part, part)}.{last}"] = tensor.clone()
+    for name, tensor in weights.items():
+        part, _, last = re.sub(r"^layers\.(\d+)\.cells\.0\.(\w+)$", r"rnn.\2_l\1", name).partition(".")
+        if not (config.tie_output and name == "output.weight"):
+            tensors[f"{names.get(part, part)}.{last}"] = tensor.detach().clone()
     save_file(tensors, folder / "model.safetensors")
     (folder / "tokenizer.json").write_text(tokenizer_json())
     return folder
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("layers", [1, 3])
+def write_lively(folder: Path, config: RecurrentLanguageConfig, names: dict[str, str] | None = None) -> Path:
+    return write(folder, config, dict(lively(config).named_parameters()), names)
+
+
+def stepped(loaded: Loaded, tokens: Tensor) -> Tensor:
+    """Logits [B, T, V], token by token."""
+    steps = loaded.model
+    assert isinstance(steps, RecurrentLanguageSteps)
+    batch = len(tokens)
+    states = tuple(torch.zeros(batch, 1, WIDTH) for _ in steps.state_tensors())
+    tree = Tree(torch.zeros(batch, dtype=torch.int64), torch.zeros(batch, 1, 1, 4, dtype=torch.bool))
+    rows = []
+    for place in range(tokens.shape[1]):
+        logits, states = steps.step(tokens[:, place : place + 1], torch.full((batch,), place), tree, (), states)
+        rows.append(logits)
+    return torch.cat(rows, dim=1)
+
+
+class TorchLanguageModel(nn.Module):
+    """As its users write one."""
+
+    def __init__(self, cell: str, layers: int, bias: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.rnn = TORCH_CELLS[cell](16, WIDTH, layers, batch_first=True, bias=bias)
+        self.output = nn.Linear(WIDTH, VOCABULARY)
+        enliven(self, cell)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.output(self.rnn(self.embedding(tokens))[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cell", TORCH_CELLS)
+@pytest.mark.parametrize(("layers", "bias"), [(1, True), (3, False)])
 @torch.no_grad()
-def test_steps_are_torchs_layers(tmp_path: Path, cell: str, layers: int) -> None:
-    model = lively(cell, layers=layers)
-    loaded = converter_for(write(tmp_path, model)).load()
+def test_torchs_layers_are_loaded(tmp_path: Path, cell: str, layers: int, bias: bool) -> None:
+    theirs = TorchLanguageModel(cell, layers, bias)
+    loaded = converter_for(write(tmp_path, config_of(cell, layers=layers), theirs.state_dict())).load()
     tokens = torch.randint(3, VOCABULARY, (3, 20))
-    expected = model(tokens)
-    assert isinstance(loaded.model, RecurrentLanguageSteps)
-    torch.testing.assert_close(loaded.original(tokens), expected, rtol=0, atol=0)
-    torch.testing.assert_close(loaded.model.score(tokens), expected, rtol=1e-4, atol=1e-4)
+    assert_same(loaded.original(tokens), theirs(tokens))
+    assert_same(stepped(loaded, tokens), theirs(tokens))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@torch.no_grad()
+def test_every_shape_is_what_plain_cells_compute(tmp_path: Path, shape: Case) -> None:
+    config = shape_config(shape)
+    loaded = converter_for(write_lively(tmp_path, config)).load()
+    tokens = torch.randint(3, VOCABULARY, (2, 9))
+    weights = dict(lively(config).named_parameters())
+    expected = torch.stack([plain_language_logits(config, weights, row) for row in tokens.tolist()])
+    assert_same(loaded.original(tokens), expected)
+    assert_same(stepped(loaded, tokens), expected)
 
 
 @torch.no_grad()
 def test_other_names_and_tied_weights(tmp_path: Path) -> None:
-    model = lively("gru", embedding_width=24, tie_output=True)
-    folder = write(tmp_path, model, {"embedding": "encoder", "rnn": "body.layers", "output": "head"})
+    config = config_of("coupled-peepholes", **HEADS["tied"])
+    folder = write_lively(tmp_path, config, {"embedding": "encoder", "rnn": "body.layers", "output": "head"})
     tokens = torch.randint(3, VOCABULARY, (2, 9))
-    torch.testing.assert_close(converter_for(folder).load().original(tokens), model(tokens), rtol=0, atol=0)
+    found = converter_for(folder).load().original(tokens)
+    torch.testing.assert_close(found, lively(config)(tokens), rtol=0, atol=0)
 
 
 def test_every_reason_at_once(tmp_path: Path) -> None:
-    folder = write(tmp_path, lively("lstm"))
+    folder = write_lively(tmp_path, config_of("lstm"))
     edit(folder / "config.json", cell="qrnn", eos_id=9999, colour="red", tie_output=True)
     assert [reason.split(": ")[1].split()[0] for reason in reasons_of(folder)] == [
         "'colour'",
@@ -87,20 +165,29 @@ def test_every_reason_at_once(tmp_path: Path) -> None:
         "tie_output",
         "eos_id",
     ]
-    folder = write(tmp_path / "other", lively("lstm"))
-    edit(folder / "config.json", layers=3)
-    assert "rnn.weight_ih_l2 is missing" in reasons_of(folder)
+    folder = write_lively(tmp_path / "gates", config_of("gru"))
+    edit(folder / "config.json", peepholes=True, coupled_gates=True, residual_from=0)
+    assert [reason.split(": ")[1].split()[0] for reason in reasons_of(folder)] == [
+        "peepholes",
+        "coupled_gates",
+        "residual_from",
+    ]
+    folder = write_lively(tmp_path / "weights", config_of("lstm"), {"rnn": "body"})
+    edit(folder / "config.json", layers=3, coupled_gates=True)
+    reasons = reasons_of(folder)
+    assert "body.weight_ih_l2 is missing" in reasons
+    assert "body.weight_ih_l0 has shape [96, 16], but its configuration says [72, 16]" in reasons
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_recurrent_language_model_is_converted_and_served(tmp_path: Path, cell: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_recurrent_language_model_is_converted_and_served(tmp_path: Path, shape: Case) -> None:
     """Greedy and beam search in the engine, prompts of all lengths joining by and by, against PyTorch."""
-    model = lively(cell)
-    RecurrentLanguageConverter(write(tmp_path / "source", model), tmp_path / "source" / "config.json").convert(
-        "rnn", tmp_path / "repository"
-    )
+    config = shape_config(shape)
+    model = lively(config)
+    _, certificate = converter_for(write_lively(tmp_path / "source", config)).convert("rnn", tmp_path / "repository")
+    assert certificate.beam_exact_share == 1.0
     folder = tmp_path / "repository" / "rnn" / "1"
     manifest = read_manifest(folder)
     assert manifest.task == "generate"
@@ -124,3 +211,12 @@ def test_a_recurrent_language_model_is_converted_and_served(tmp_path: Path, cell
             for mine, other in zip(answer.hypotheses, expected, strict=True):
                 assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.log_probs)
                 assert mine.score == pytest.approx(other.score, abs=1e-3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_its_graphs_compile_for_tensorrt(tmp_path: Path) -> None:
+    config = config_of("coupled-peepholes", layers=3, residual_from=1)
+    converter_for(write_lively(tmp_path / "source", config)).convert("rnn", tmp_path / "repository")
+    found = compile_version(tmp_path / "repository" / "rnn" / "1")
+    assert "RECURRENCE" in found["score"][0].layers

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent import RecurrentConfig
+from converters.modules.recurrent_config import EncoderStack, RecurrentConfig
+from converters.modules.recurrent_language import RecurrentLanguageConfig
 
 Weights = Mapping[str, Tensor]
 
@@ -22,13 +23,13 @@ def uncoupled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.cat([-tensor[: len(tensor) // 3], tensor]) for name, tensor in weights.items()}
 
 
-def cell_weights(config: RecurrentConfig, weights: Weights, prefix: str) -> dict[str, Tensor]:
+def cell_weights(config: EncoderStack, weights: Weights, prefix: str) -> dict[str, Tensor]:
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     found = {name: weights[f"{prefix}.{name}"] for name in names}
     return uncoupled(found) if config.coupled_gates else found
 
 
-def peephole_step(config: RecurrentConfig, weights: Weights, prefix: str, x: Tensor, h: Tensor, c: Tensor):
+def peephole_step(config: EncoderStack, weights: Weights, prefix: str, x: Tensor, h: Tensor, c: Tensor):
     w = cell_weights(config, weights, prefix)
     gates = w["weight_ih"] @ x + w["bias_ih"] + w["weight_hh"] @ h + w["bias_hh"]
     size = len(h)
@@ -78,10 +79,10 @@ def merged(config: RecurrentConfig, parts: list[Tensor]) -> Tensor:
     return total / len(parts) if config.merge == "mean" else total
 
 
-def cell_step(config: RecurrentConfig, weights: Weights, prefix: str, x: Tensor, state: tuple[Tensor, ...]):
+def cell_step(config: EncoderStack, weights: Weights, prefix: str, x: Tensor, state: tuple[Tensor, ...]):
     if config.peepholes:
         return peephole_step(config, weights, prefix, x, *state)
-    width = config.decoder_width
+    width = len(state[0])
     if config.cell == "lstm":
         theirs: nn.RNNCellBase = nn.LSTMCell(len(x), width)
     elif config.cell == "gru":
@@ -188,3 +189,18 @@ def plain_logits(config: RecurrentConfig, weights: Weights, source: list[int], t
         if config.attention != "none":
             alignment.append(paid)
     return torch.stack(rows), torch.stack(alignment) if alignment else None
+
+
+def plain_language_logits(config: RecurrentLanguageConfig, weights: Weights, text: list[int]) -> Tensor:
+    """[T, V]: what a language model says after each word of a text."""
+    zeros = (torch.zeros(config.width),) * (2 if config.cell == "lstm" else 1)
+    states, rows = [zeros] * config.layers, []
+    for word in text:
+        x = weights["embedding.weight"][word]
+        for layer in range(config.layers):
+            states[layer] = cell_step(config, weights, f"layers.{layer}.cells.0", x, states[layer])
+            added = config.residual_from is not None and layer >= config.residual_from
+            x = states[layer][0] + x if added else states[layer][0]
+        logits = weights["embedding.weight" if config.tie_output else "output.weight"] @ x
+        rows.append(logits + weights["output.bias"] if config.output_bias else logits)
+    return torch.stack(rows)
