@@ -13,7 +13,6 @@ class SequenceParts(BaseModel):
     family: str
     weights: str = "model.safetensors"
     tokenizer: str = "spm.model"
-    source_embedding: str
     target_embedding: str
     output: str
     output_bias: str | None = None

@@ -18,10 +18,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from converters.base import Converter, Loaded, TextSide
+from converters.base import Converter, Loaded
 from converters.checkpoint import fill, read_json, read_weights, reasons_of
-from converters.families.sentencepiece_text import SentencePieceText
-from converters.families.tokenizer_file import TokenizerJson
+from converters.families.tokenizer_file import read_tokenizer
 from converters.modules.recurrent_language import (
     RecurrentLanguageConfig,
     RecurrentLanguageModel,
@@ -59,7 +58,7 @@ class RecurrentLanguageConverter(Converter):
         theirs = {name: _their_name(name, parts) for name in model.state_dict()}
         fill(model, _ours(read_weights(self.source), config, theirs), str(self.source), theirs)
         model.eval()
-        text = _tokenizer(self.source / parts.tokenizer)
+        text = read_tokenizer(self.source / parts.tokenizer, add_eos=False)  # a prompt goes on
         limits = Limits(
             max_source_length=config.max_positions - 1,
             max_target_length=config.max_positions,
@@ -119,8 +118,3 @@ def _ours(tensors: dict[str, Tensor], config: RecurrentLanguageConfig, theirs: d
         gates = {name: len(tensor) for name, tensor in found.items() if name.endswith(("weight_ih", "weight_hh"))}
         found |= {name.replace(".weight_", ".bias_"): torch.zeros(count) for name, count in gates.items()}
     return found
-
-
-def _tokenizer(path: Path) -> TextSide:
-    """A prompt goes on: nothing is put behind it."""
-    return TokenizerJson(path) if path.suffix == ".json" else SentencePieceText(path, add_eos=False)

@@ -32,8 +32,8 @@ class TokenizerJson(TextSide):
         return str(self._original.decode(ids))
 
 
-def read_tokenizer(path: Path) -> TextSide:
-    """A sentencepiece model's sources end with its end token; a tokenizer.json says itself what is added."""
+def read_tokenizer(path: Path, *, add_eos: bool = True) -> TextSide:
+    """A sentencepiece model's texts may end with its end token; a tokenizer.json says itself what is added."""
     if not path.is_file():
         raise ConversionError(f"{path} is missing: a tokenizer.json or a sentencepiece model is needed")
-    return TokenizerJson(path) if path.suffix == ".json" else SentencePieceText(path, add_eos=True)
+    return TokenizerJson(path) if path.suffix == ".json" else SentencePieceText(path, add_eos=add_eos)

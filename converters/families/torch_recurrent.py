@@ -3,7 +3,7 @@
     {
       "family": "torch_recurrent",
       "weights": "model.safetensors",
-      "tokenizer": "spm.model",
+      "tokenizer": "spm.model",                 or a tokenizer.json
       "encoder": "encoder.rnn",                 where the nn.GRU (or RNN, LSTM) is in the state dict
       "decoder": "decoder.rnn",                 the same; an nn.GRUCell (or RNNCell, LSTMCell) will do
       "source_embedding": "encoder.embedding.weight",
@@ -24,9 +24,14 @@
     }
 
 Optional: "readout" (an nn.Linear before the output) with "readout_activation"; "bridge_cell" (an LSTM's second state),
-"bridge_from", "merge", "reverse_source", "nonlinearity" (of an nn.RNN), "window", "window_radius", "attention_place"
-and "attention_place_energy" (of a predicted window), "source_eos", "decoding", "source_language", "target_language",
-"description". `RecurrentConfig` says what they mean. Widths, depths and directions are read off the weights.
+"bridge_from", "merge", "reverse_source", "nonlinearity" (of an nn.RNN), "attention_activation", "window",
+"window_radius", "attention_place" and "attention_place_energy" (of a predicted window), "context_gate" (an nn.Linear
+over the state), "source_eos", "decoding", "source_language", "target_language", "description". `RecurrentConfig` says
+what they mean. Widths, depths and directions are read off the weights.
+
+A model that reads feature vectors (an image's grid, frames) says how many values each has, "source_features", instead
+of "source_embedding"; "feature_projection" names an nn.Linear that they go through first, and "encoder" may be left
+out. `examples/show_attend_tell.json` is such a config.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ from converters.base import Converter, Loaded
 from converters.checkpoint import fill, read_parts, read_weights
 from converters.families.generation import stated_defaults
 from converters.families.reference import limits_of, vocabulary_of
-from converters.families.sentencepiece_text import SentencePieceText
+from converters.families.tokenizer_file import read_tokenizer
 from converters.families.torch_recurrent_original import Linear, Original
 from converters.families.torch_recurrent_weights import Parts, StateDict
 from converters.modules.recurrent import Recurrent
@@ -63,15 +68,18 @@ class TorchRecurrentConverter(Converter):
         if config.problems():
             raise UnsupportedCheckpoint(str(self.source), config.problems())
         model = Recurrent(config)
-        fill(model, state_dict.mapped(config), str(self.source))
+        mapped = state_dict.mapped(config)
+        fill(model, mapped, str(self.source), state_dict.names_of(mapped))
         model.eval()
-        text = SentencePieceText(self.source / parts.tokenizer, add_eos=parts.source_eos)
+        text = read_tokenizer(self.source / parts.tokenizer, add_eos=parts.source_eos)
         return Loaded(
             model=RecurrentSteps(model),
             original=Original(
                 config=config,
-                stacks=state_dict.stacks,
-                embeddings=(state_dict.tensors[parts.source_embedding], state_dict.tensors[parts.target_embedding]),
+                encoder=state_dict.encoder,
+                decoder=state_dict.decoder,
+                embed_source=state_dict.embed_source,
+                target_embedding=state_dict.tensors[parts.target_embedding],
                 linears=state_dict.linears,
                 output=Linear(state_dict.tensors[parts.output], state_dict.optional(parts.output_bias)),
                 decoder_input=parts.decoder_input,

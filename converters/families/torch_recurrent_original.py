@@ -4,7 +4,7 @@ user's tensors in plain products. Nothing of our module is in it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,28 +62,34 @@ class Original(nn.Module):
     def __init__(
         self,
         config: RecurrentConfig,
-        stacks: Mapping[str, Stack],
-        embeddings: tuple[Tensor, Tensor],
+        encoder: Stack | None,
+        decoder: Stack,
+        embed_source: Callable[[Tensor], Tensor],
+        target_embedding: Tensor,
         linears: Mapping[str, Linear],
         output: Linear,
         decoder_input: Sequence[str],
         readout_input: Sequence[str],
     ) -> None:
         super().__init__()
-        self.config, self.linears, self.output, self.embeddings = config, linears, output, embeddings
+        self.config, self.linears, self.output = config, linears, output
+        self.embed_source, self.target_embedding = embed_source, target_embedding
         self.decoder_input, self.readout_input = decoder_input, readout_input
-        self.encoder, self.decoder = stacks["encoder"].module(), stacks["decoder"].module()
+        self.encoder, self.decoder = encoder.module() if encoder else None, decoder.module()
 
     def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         memory, ends = self._encode(source, source_mask)
-        state = self._bridge(ends)
-        top = ends[0][-1]
+        state = self._bridge(memory, source_mask, ends)
         fed = torch.zeros(len(source), self.config.fed_width)
         answers = []
         for position in range(target.shape[1]):
-            parts = {"embedding": self.embeddings[1][target[:, position]], "fed": fed, "context": top}
+            parts = {"embedding": self.target_embedding[target[:, position]], "fed": fed}
+            if ends:
+                parts["context"] = ends[0][-1]  # of its top layer
             if self.config.attention != "none" and self.config.attention_order == "previous":
                 parts["context"] = self._attend(state[0][-1], memory, source_mask, position)
+                if "context_gate" in self.linears:
+                    parts["context"] = parts["context"] * self.linears["context_gate"](state[0][-1]).sigmoid()
             x = torch.cat([parts[name] for name in self.decoder_input], dim=1)
             outputs, after = self.decoder(x[:, None], state if len(state) == 2 else state[0])
             state = after if isinstance(after, tuple) else (after,)
@@ -99,10 +105,12 @@ class Original(nn.Module):
         return torch.stack(answers, dim=1)
 
     def _encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [B, S, m], and the last states, by kind, of each layer: [L, B, m]."""
+        """Outputs [B, S, m], and the last states, by kind, of each layer: [L, B, m]; without an encoder, none."""
+        if self.encoder is None:
+            return self.embed_source(source), []
         lengths = source_mask.sum(1)
-        words = self._turned(source, lengths)
-        packed = pack_padded_sequence(self.embeddings[0][words], lengths, batch_first=True, enforce_sorted=False)
+        read = self.embed_source(self._turned(source, lengths))
+        packed = pack_padded_sequence(read, lengths, batch_first=True, enforce_sorted=False)
         found, state = self.encoder(packed)
         outputs, _ = pad_packed_sequence(found, batch_first=True, total_length=source.shape[1])
         directions = 2 if self.encoder.bidirectional else 1
@@ -128,14 +136,20 @@ class Original(nn.Module):
             return torch.cat(ways, dim=-1)
         return (ways[0] + ways[1]) / (2 if self.config.merge == "mean" else 1)
 
-    def _bridge(self, ends: list[Tensor]) -> tuple[Tensor, ...]:
+    def _bridge(self, memory: Tensor, source_mask: Tensor, ends: list[Tensor]) -> tuple[Tensor, ...]:
         """[L, B, w] by kind of state."""
-        depth, batch = self.decoder.num_layers, ends[0].shape[1]
+        depth = self.decoder.num_layers
+        fields = ("bridge_hidden", "bridge_cell")[: self.config.states_per_layer]
         if self.config.bridge == "zero":
-            return tuple(torch.zeros(depth, batch, self.decoder.hidden_size) for _ in ends)
+            return tuple(torch.zeros(depth, len(memory), self.decoder.hidden_size) for _ in fields)
         made = []
-        for end, field in zip(ends, ("bridge_hidden", "bridge_cell"), strict=False):
-            sources = [end[layer if self.config.bridge_from == "each" else -1] for layer in range(depth)]
+        for kind, field in enumerate(fields):
+            if self.config.bridge_from == "mean":
+                seen = [row[there].mean(0) for row, there in zip(memory, source_mask, strict=True)]
+                sources = [torch.stack(seen)] * depth
+            else:
+                end = ends[kind]
+                sources = [end[layer if self.config.bridge_from == "each" else -1] for layer in range(depth)]
             if self.config.bridge != "copy":
                 sources = [self.linears[f"{field}.{layer}"](source) for layer, source in enumerate(sources)]
             if self.config.bridge == "tanh":
@@ -170,7 +184,8 @@ class Original(nn.Module):
                 mixed = asking(torch.cat([repeated, memory], dim=2))
             else:
                 mixed = asking(query)[:, None] + key(memory)
-            return self.linears["attention_energy"](mixed.tanh())[:, :, 0]
+            mixed = mixed.relu() if self.config.attention_activation == "relu" else mixed.tanh()
+            return self.linears["attention_energy"](mixed)[:, :, 0]
         if self.config.attention == "general":
             memory = self.linears["attention_key"](memory)
         scores = torch.einsum("bq,bsq->bs", query, memory)

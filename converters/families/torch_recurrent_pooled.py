@@ -86,7 +86,8 @@ class TorchRecurrentPooledConverter(PooledConverter):
         if config.problems():
             raise UnsupportedCheckpoint(str(self.source), config.problems())
         model = RecurrentPooled(config)
-        fill(model, _mapped(found, embedding, stack, linears), str(self.source))
+        mapped = _mapped(found, embedding, stack, linears)
+        fill(model, mapped, str(self.source), found.names_of(mapped))
         model.eval()
         graph = PooledGraph(model)
         return LoadedPooled(

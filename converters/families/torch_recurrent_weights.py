@@ -19,7 +19,10 @@ _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class Parts(SequenceParts):
-    encoder: str
+    source_embedding: str | None = None
+    source_features: int = 0
+    feature_projection: str | None = None
+    encoder: str | None = None
     decoder: str
     nonlinearity: Literal["tanh", "relu"] = "tanh"
     merge: str = "concat"
@@ -29,6 +32,7 @@ class Parts(SequenceParts):
     bridge_hidden: tuple[str, ...] = ()
     bridge_cell: tuple[str, ...] = ()
     attention: str = "none"
+    attention_activation: str = "tanh"
     attention_order: str = "new"
     attention_query: str | None = None
     attention_key: str | None = None
@@ -37,6 +41,7 @@ class Parts(SequenceParts):
     attention_place_energy: str | None = None
     window: str = "all"
     window_radius: int = 0
+    context_gate: str | None = None
     decoder_input: tuple[Literal["embedding", "context", "fed"], ...] = ("embedding",)
     readout: str | None = None
     readout_activation: Literal["tanh", "none"] = "tanh"
@@ -57,6 +62,11 @@ class NamedTensors:
 
     def unused(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.used}
+
+    def names_of(self, mapped: dict[str, Tensor]) -> dict[str, str]:
+        """What the state dict calls a tensor that was mapped as it is."""
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
+        return {ours: names[id(tensor)] for ours, tensor in mapped.items() if id(tensor) in names}
 
     def tensor(self, field: str, name: str) -> Tensor:
         if name not in self.tensors:
@@ -106,21 +116,36 @@ class StateDict(NamedTensors):
         for field in ("source_embedding", "target_embedding", "output", "output_bias"):
             if (name := getattr(parts, field)) is not None:
                 self.tensor(field, name)
-        self.stacks = {
-            field: self.stack(field, getattr(parts, field), parts.nonlinearity) for field in ("encoder", "decoder")
-        }
+        self.decoder = self.stack("decoder", parts.decoder, parts.nonlinearity)
+        self.encoder = None if parts.encoder is None else self.stack("encoder", parts.encoder, parts.nonlinearity)
         self.linears = {field: self.linear(field, name) for field, name in self._named_linears()}
+        self._check_source()
         if not self.reasons:
             self._check_stacks()
 
+    def _check_source(self) -> None:
+        """Words have an embedding and an encoder; features may go without."""
+        reads, named = self.parts.source_features > 0, self.parts.source_embedding is not None
+        if reads == named:
+            said = "both source_embedding and source_features are given" if reads else "source_embedding is missing"
+            self.reasons.append(f"{self._file}: {said}")
+        if self.encoder is None and not reads:
+            self.reasons.append(f"{self._file}: encoder is missing")
+
+    def embed_source(self, source: Tensor) -> Tensor:
+        """What the encoder reads, of words or features."""
+        if self.parts.source_embedding is not None:
+            return self.tensors[self.parts.source_embedding][source]
+        return self.linears["feature_projection"](source) if "feature_projection" in self.linears else source
+
     def _check_stacks(self) -> None:
-        encoder, decoder = self.stacks["encoder"], self.stacks["decoder"]
-        if encoder.cell != decoder.cell:
+        encoder, decoder = self.encoder, self.decoder
+        if encoder is not None and encoder.cell != decoder.cell:
             self.reasons.append(f"the encoder is of {encoder.cell} cells and the decoder of {decoder.cell}")
         if decoder.directions == 2:
             self.reasons.append("the decoder is bidirectional")
         wanted = {"bridge_hidden": self.parts.bridge in ("linear", "tanh")}
-        wanted["bridge_cell"] = wanted["bridge_hidden"] and encoder.cell == "lstm"
+        wanted["bridge_cell"] = wanted["bridge_hidden"] and (encoder or decoder).cell == "lstm"
         for field, needed in wanted.items():
             given = len(getattr(self.parts, field))
             if given != decoder.depth * needed:
@@ -144,7 +169,7 @@ class StateDict(NamedTensors):
 
     def _named_linears(self) -> Iterator[tuple[str, str]]:
         fields = ("attention_query", "attention_key", "attention_energy", "attention_place", "attention_place_energy")
-        for field in (*fields, "readout"):
+        for field in (*fields, "readout", "context_gate", "feature_projection"):
             if (name := getattr(self.parts, field)) is not None:
                 yield field, name
         for field in ("bridge_hidden", "bridge_cell"):
@@ -154,30 +179,34 @@ class StateDict(NamedTensors):
     # -- mapping -----------------------------------------------------------------------------------------------------
 
     def config(self) -> RecurrentConfig:
-        parts, encoder, decoder = self.parts, self.stacks["encoder"], self.stacks["decoder"]
-        source, target = self.tensors[parts.source_embedding], self.tensors[parts.target_embedding]
+        parts, encoder, decoder = self.parts, self.encoder, self.decoder
+        target = self.tensors[parts.target_embedding]
+        source = target if parts.source_embedding is None else self.tensors[parts.source_embedding]
         attends = parts.attention != "none"
+        gate = self.linears.get("context_gate")
         measure = self.linears.get("attention_energy") or self.linears.get("attention_place_energy")
         return RecurrentConfig(
             source_vocab_size=source.shape[0],
             target_vocab_size=target.shape[0],
             embedding_width=target.shape[1],
-            encoder_width=encoder.width,
+            encoder_width=encoder.width if encoder else decoder.width,
             decoder_width=decoder.width,
-            encoder_layers=encoder.depth,
+            encoder_layers=encoder.depth if encoder else 0,
             decoder_layers=decoder.depth,
             pad_id=parts.pad_id,
             eos_id=parts.eos_id,
             decoder_start_id=parts.decoder_start_id,
-            cell=encoder.cell,
-            bidirectional="all" if encoder.directions == 2 else "none",
+            cell=decoder.cell,
+            bidirectional="all" if encoder and encoder.directions == 2 else "none",
             merge=parts.merge,
             reverse_source=parts.reverse_source,
             bridge=parts.bridge,
             bridge_from=parts.bridge_from,
             attention=parts.attention,
             attention_width=measure.weight.shape[1] if measure else 0,
+            attention_activation=parts.attention_activation,
             attention_order=parts.attention_order,
+            context_gate="none" if gate is None else "scalar" if len(gate.weight) == 1 else "vector",
             fixed_context=not attends and "context" in (*parts.decoder_input, *parts.readout_input),
             window=parts.window,
             window_radius=parts.window_radius,
@@ -189,6 +218,8 @@ class StateDict(NamedTensors):
             share_embeddings=parts.source_embedding == parts.target_embedding,
             tie_output=parts.output == parts.target_embedding,
             output_bias=parts.output_bias is not None,
+            source_features=parts.source_features,
+            feature_projection=parts.feature_projection is not None,
             max_positions=parts.max_positions,
             dropout=0.0,
         )
@@ -197,11 +228,15 @@ class StateDict(NamedTensors):
         """Their names -> ours. What has no place of ours keeps its name, so that `fill` reports it."""
         parts = self.parts
         mapped = self.unused()
-        mapped["source_embedding.weight"] = self.tensors[parts.source_embedding]
         mapped["target_embedding.weight"] = self.tensors[parts.target_embedding]
-        for (layer, way), weights in self.stacks["encoder"].layers.items():
+        if parts.source_embedding is not None:
+            mapped["source_embedding.weight"] = self.tensors[parts.source_embedding]
+        for field, ours in (("feature_projection", "source_embedding"), ("context_gate", "decoder.gate")):
+            if field in self.linears:
+                _put(mapped, ours, self.linears[field].weight, self.linears[field].bias_or_zero)
+        for (layer, way), weights in (self.encoder.layers if self.encoder else {}).items():
             mapped |= {f"encoder.{layer}.cells.{way}.{part}": weights[part] for part in _PARTS}
-        for (layer, _), weights in self.stacks["decoder"].layers.items():
+        for (layer, _), weights in self.decoder.layers.items():
             mapped |= {f"decoder.cells.{layer}.{part}": weights[part] for part in _PARTS}
         widths = {
             "embedding": config.embedding_width,

@@ -47,6 +47,7 @@ FAMILY = "torch_transformer"
 
 class Parts(SequenceParts):
     transformer: str
+    source_embedding: str
     source_positions: str | None = None
     target_positions: str | None = None
     heads: int

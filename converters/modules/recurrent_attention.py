@@ -20,6 +20,7 @@ class Attention(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.kind, self.window, self.radius = config.attention, config.window, config.window_radius
+        self.activation = torch.relu if config.attention_activation == "relu" else torch.tanh
         asks, sees, width = config.decoder_width, config.memory_width, config.attention_width
         if self.kind == "additive":
             self.query = nn.Linear(asks, width)
@@ -60,7 +61,7 @@ class Attention(nn.Module):
     def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """[B, K, S]"""
         if self.kind == "additive":
-            mixed = (self.query(query)[:, :, None, :] + keys[:, None, :, :]).tanh()  # [B, K, S, a]
+            mixed = self.activation(self.query(query)[:, :, None, :] + keys[:, None, :, :])  # [B, K, S, a]
             return self.energy(mixed).squeeze(-1)  # type: ignore[no-any-return]
         scores = query @ keys.transpose(1, 2)
         return scores / math.sqrt(query.shape[-1]) if self.kind == "scaled_dot" else scores

@@ -13,6 +13,7 @@ CHOICES = {
     "bridge": ("zero", "copy", "linear", "tanh"),
     "bridge_from": ("each", "top", "mean"),
     "attention": ("none", "additive", "dot", "scaled_dot", "general"),
+    "attention_activation": ("tanh", "relu"),
     "attention_order": ("previous", "new"),
     "attention_layer": ("bottom", "top"),
     "context_to": ("bottom", "all"),
@@ -110,6 +111,7 @@ class RecurrentConfig(EncoderStack):
     # the mean of what the decoder attends to
     attention: str = "additive"
     attention_width: int = 0  # of additive attention, and of what predicts a window's centre
+    attention_activation: str = "tanh"  # of additive attention
     attention_order: str = "new"  # who asks: the state that a step begins with (Bahdanau), or its new one (Luong)
     attention_layer: str = "top"  # the layer whose state asks
     context_to: str = "bottom"  # the decoder layers that the context enters; a new state's enters only those above it

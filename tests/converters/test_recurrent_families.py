@@ -141,7 +141,7 @@ def test_tensors_that_have_no_place(tmp_path: Path) -> None:
     edit_weights(folder, spoil)
     assert reasons_of(folder) == [
         "extra.weight is not a part of this architecture",
-        "decoder.cells.0.weight_ih has shape [30, 5], but its configuration says [30, 21]",
+        "decoder.weight_ih_l0 has shape [30, 5], but its configuration says [30, 21]",
     ]
 
 

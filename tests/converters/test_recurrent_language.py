@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,12 @@ from tests.support.recurrent import CELLS
 from tests.support.recurrent_plain import plain_language_logits
 from tests.support.ties import same_or_tie
 
-TORCH_CELLS = {"rnn_tanh": nn.RNN, "rnn_relu": partial(nn.RNN, nonlinearity="relu"), "gru": nn.GRU, "lstm": nn.LSTM}
+TORCH_CELLS: dict[str, Callable[..., nn.Module]] = {
+    "rnn_tanh": nn.RNN,
+    "rnn_relu": partial(nn.RNN, nonlinearity="relu"),
+    "gru": nn.GRU,
+    "lstm": nn.LSTM,
+}
 WIDTH = 24
 DEPTHS = (1, 2, 4)
 RESIDUALS = (None, 1, 2)

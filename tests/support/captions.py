@@ -1,10 +1,14 @@
-"""Show, attend and tell, as the paper has it: one image at a time, in torch.nn's words; and as ours."""
+"""Show, attend and tell, as the paper has it: one image at a time, in torch.nn's words; and as ours. And as many users
+have it, who followed a tutorial."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from converters.modules.recurrent import Recurrent, RecurrentConfig
@@ -47,13 +51,18 @@ class ShowAttendTell(nn.Module):
         return torch.stack(rows)
 
 
-def show_attend_tell(seed: int = 0) -> ShowAttendTell:
-    model = ShowAttendTell().eval()
+@torch.no_grad()
+def enliven(model: nn.Module, ends: Tensor, seed: int = 0) -> None:
+    """Its captions vary, and some end: `ends` is the bias of its output."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=1.0 if parameter.dim() > 1 else 0.3, generator=generator)
-        model.output.bias[EOS] += 2.0
+    for parameter in model.parameters():
+        parameter.normal_(std=1.0 if parameter.dim() > 1 else 0.3, generator=generator)
+    ends[EOS] += 2.0
+
+
+def show_attend_tell() -> ShowAttendTell:
+    model = ShowAttendTell().eval()
+    enliven(model, model.output.bias)
     return model
 
 
@@ -110,5 +119,74 @@ def as_ours(model: ShowAttendTell) -> Recurrent:
     return ours
 
 
-def write_captioner(folder: Path, seed: int = 0) -> Path:
-    return write_recurrent(folder, as_ours(show_attend_tell(seed)))
+def write_captioner(folder: Path) -> Path:
+    return write_recurrent(folder, as_ours(show_attend_tell()))
+
+
+# -- a tutorial's ----------------------------------------------------------------------------------------------------
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "show_attend_tell.json"
+WORDS = 50
+
+
+class TutorialAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder_att, self.decoder_att = nn.Linear(FEATURES, ATTENTION), nn.Linear(WIDTH, ATTENTION)
+        self.full_att = nn.Linear(ATTENTION, 1)
+
+    def forward(self, features: Tensor, hidden: Tensor) -> Tensor:
+        mixed = self.encoder_att(features) + self.decoder_att(hidden)[:, None]
+        weights = self.full_att(mixed.relu())[:, :, 0].softmax(1)
+        return (features * weights[:, :, None]).sum(1)  # type: ignore[no-any-return]
+
+
+class TutorialDecoder(nn.Module):
+    """ReLU in the attention, no tanh in the first states, and the output sees the state alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = TutorialAttention()
+        self.embedding = nn.Embedding(WORDS, EMBEDDING)
+        self.decode_step = nn.LSTMCell(EMBEDDING + FEATURES, WIDTH)
+        self.init_h, self.init_c = nn.Linear(FEATURES, WIDTH), nn.Linear(FEATURES, WIDTH)
+        self.f_beta = nn.Linear(WIDTH, FEATURES)
+        self.fc = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, features: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        """features [B, S, f], all of one size, and target [B, T] -> logits [B, T, V]."""
+        del mask
+        mean = features.mean(1)
+        state = self.init_h(mean), self.init_c(mean)
+        answers = []
+        for embedded in self.embedding(target).unbind(1):
+            context = self.f_beta(state[0]).sigmoid() * self.attention(features, state[0])
+            state = self.decode_step(torch.cat([embedded, context], dim=1), state)
+            answers.append(self.fc(state[0]))
+        return torch.stack(answers, dim=1)
+
+
+def tutorial_decoder() -> TutorialDecoder:
+    model = TutorialDecoder().eval()
+    enliven(model, model.fc.bias)
+    return model
+
+
+def word_tokenizer() -> Tokenizer:
+    """A tutorial's map of words."""
+    special = {"<pad>": PAD, "<unk>": 1, "<start>": START, "<end>": EOS}
+    words = {f"word{number}": number for number in range(4, WORDS)}
+    tokenizer = Tokenizer(models.WordLevel({**special, **words}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def write_tutorial(folder: Path) -> Path:
+    """With the config that the documentation shows, in our sizes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {**json.loads(EXAMPLE.read_text()), "source_features": FEATURES, "max_positions": LONGEST}
+    (folder / "config.json").write_text(json.dumps(content))
+    save_file(tutorial_decoder().state_dict(), folder / "model.safetensors")
+    word_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
