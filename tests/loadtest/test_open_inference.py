@@ -133,7 +133,7 @@ def item(model: str, text: str, options: Options) -> Item:
 
 
 async def ask(address: str, *items: Item, **settings: Any) -> list[Any]:
-    target = OpenInferenceTarget(Connection(address, protocol="open-inference", connect_timeout=20.0, **settings))
+    target = OpenInferenceTarget(Connection(address, protocol="open-inference", connect_timeout=60.0, **settings))
     await target.connect()
     try:
         return [await target.send(item) for item in items]

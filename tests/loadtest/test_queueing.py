@@ -72,7 +72,8 @@ def test_no_answer_is_faster_than_the_server_can_be(tmp_path: Path):
 
         brief = ("--duration", "1.5s", "--warmup", "0.2s")
         closed = loadtest(tmp_path / "closed", server.grpc, server.http, "--clients", "6", *brief)
-        assert closed.throughput <= 1.02 * 2 / (STEPS * 0.020) + 2 / 1.5  # two slots; two answers at the edges
+        # Two slots; and at the beginning every client may have an answer that it had no time to read before.
+        assert closed.throughput <= 1.02 * 2 / (STEPS * 0.020) + (6 + 2) / 1.5
         assert not closed.open_loop
 
 
@@ -119,7 +120,7 @@ def stalled(tmp_path: Path, seconds: float, *arguments: str) -> Stage:
         with subprocess.Popen(
             [*command, "--quiet", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
         ) as client:
-            eventually(lambda: server.metrics()("beamline_requests_total", outcome="ok") >= 30, "the run goes on")
+            eventually(lambda: server.metrics()("beamline_requests_total", outcome="ok") > 0, "the run goes on")
             server.process.send_signal(signal.SIGSTOP)
             time.sleep(seconds)  # the stall itself, not a wait for something
             server.process.send_signal(signal.SIGCONT)

@@ -26,7 +26,7 @@ from serving.server import Server
 from serving.settings import ModelSettings
 from serving.tokenizer_bytes import ByteTokenizer
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 120  # only ever used up by a failure
 
 
 def small_manifest(**changes: object) -> Manifest:

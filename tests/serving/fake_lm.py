@@ -12,6 +12,7 @@ from serving.backends.fake import FakeBackend, fake_manifest
 from serving.config import ServeConfig, TextLimits
 from serving.engine.core import Engine
 from serving.engine.plan import Plan
+from serving.engine.request import Request
 from serving.engine.stats import StepStats
 from serving.engine.thread import EngineThread
 from serving.loading import EngineMakers, Observe
@@ -33,6 +34,7 @@ class GatedEngine:
         self.manifest = fake_manifest("echo", task).model_copy(update={"chat_template": TEMPLATE})
         self.slots = slots
         self.stats: list[StepStats] = []
+        self.submitted: list[int] = []
         self.cancelled: list[int] = []
         self._changed = threading.Condition()
         self._permits = 0
@@ -60,7 +62,13 @@ class GatedEngine:
             prefix_cache_bytes=1 << 20,
             observe=report,
         )
-        cancel = engine.cancel
+        submit, cancel = engine.submit, engine.cancel
+
+        def submit_and_tell(request: Request) -> None:
+            submit(request)
+            with self._changed:
+                self.submitted.append(request.id)
+                self._changed.notify_all()
 
         def cancel_and_tell(request_id: int) -> None:
             cancel(request_id)
@@ -68,6 +76,7 @@ class GatedEngine:
                 self.cancelled.append(request_id)
                 self._changed.notify_all()
 
+        engine.submit = submit_and_tell  # type: ignore[method-assign]
         engine.cancel = cancel_and_tell  # type: ignore[method-assign]
         return engine
 

@@ -24,7 +24,7 @@ ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
 
 def get(address: str, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as response:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:

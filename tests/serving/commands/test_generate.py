@@ -56,7 +56,7 @@ async def test_tokens_appear_as_they_come(monkeypatch: pytest.MonkeyPatch) -> No
     running = asyncio.ensure_future(ask(engine, "generate", "abc"))
     engine.permit(2)
     while "".join(printed) != "ab":
-        await asyncio.wait_for(seen.wait(), 20)
+        await asyncio.wait_for(seen.wait(), 60)
         seen.clear()
     assert not running.done()
     engine.open()

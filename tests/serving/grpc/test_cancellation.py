@@ -41,19 +41,25 @@ async def test_the_deadline_reaches_the_engine() -> None:
     engine = EngineDouble()
     async with running(engine) as server, connected(server) as stub:
         await stub.Translate(TWO)
+        asked = time.monotonic()
         await stub.Translate(TWO, timeout=100)
-        ends = time.monotonic() + 100
-    deadlines = [request.deadline for request in engine.submitted]
-    assert deadlines[:2] == [None, None]
-    assert deadlines[2] == deadlines[3] == pytest.approx(ends, abs=5)
+        answered = time.monotonic()
+    first, second, deadline, last = (request.deadline for request in engine.submitted)
+    assert (first, second) == (None, None)
+    assert deadline == last
+    assert deadline is not None
+    assert asked + 99 <= deadline <= answered + 101  # gRPC rounds what it sends
 
 
 async def test_a_deadline_that_passes_frees_the_requests() -> None:
     engine = EngineDouble(held=True)
     async with running(engine) as server, connected(server) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Translate(TWO, timeout=0.3)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        seconds = 0.3
+        while not engine.submitted:  # on a busy machine it may be over before the engine has heard of the call
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Translate(TWO, timeout=seconds)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            seconds *= 2
         await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
 
 

@@ -139,7 +139,7 @@ async def test_the_same_over_http(pooled_repository: Path) -> None:
     config = ServeConfig(repository=pooled_repository, grpc_port=0, metrics_port=0, http_port=0, threads=1)
     async with (
         started(Server(config)) as server,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
     ):
         labels = await client.post("/v1/classify", json={"inputs": [{"text": TEXTS[0]}], "top_k": 1})
         vector = await client.post("/v1/embed", json={"inputs": [{"text": TEXTS[0]}], "pooling": "POOLING_MAX"})

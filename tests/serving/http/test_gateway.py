@@ -38,7 +38,7 @@ async def gateway(
 ) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     async with (
         running(engine or EngineDouble(), http_port=0, **changes) as server,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
     ):
         yield server, client
 
@@ -280,7 +280,7 @@ async def test_language_models_answer_in_json_and_as_it_comes() -> None:
     server = Server(ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0))
     async with (
         started(server),
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
     ):
         asked = {"model": "fake-lm", "text": "hi ü"}
         once = await client.post("/v1/generate", json=asked)
@@ -310,7 +310,7 @@ async def test_probes_are_answered_while_models_load() -> None:
     server = Server(config, replace(makers(engine), fake=slowly))
     starting = asyncio.ensure_future(server.start())
     assert await asyncio.to_thread(began.wait, 20)
-    async with httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client:
         assert (await client.get("/healthz/live")).status_code == 200
         assert (await client.get("/healthz/ready")).status_code == 503
         assert (await client.post("/v1/translate", json=ONE)).status_code == 503

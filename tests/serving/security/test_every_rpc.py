@@ -85,7 +85,7 @@ async def answer_to(channel: Any, method: str, about: Any, *metadata: tuple[str,
 
     kind = "_".join("stream" if streams else "unary" for streams in (about.client_streaming, about.server_streaming))
     call = getattr(channel, kind)(method, None, None)(
-        nothing() if about.client_streaming else b"", metadata=metadata, timeout=20
+        nothing() if about.client_streaming else b"", metadata=metadata, timeout=60
     )
     try:
         if not about.server_streaming:

@@ -45,7 +45,7 @@ def port_of(server: Server) -> int:
 
 async def translate(server: Server, credentials: grpc.ChannelCredentials) -> str:
     async with grpc.aio.secure_channel(f"localhost:{port_of(server)}", credentials) as channel:
-        answer = await beamline_pb2_grpc.InferenceStub(channel).Translate(ONE, timeout=20)
+        answer = await beamline_pb2_grpc.InferenceStub(channel).Translate(ONE, timeout=60)
     text: str = answer.translations[0].hypotheses[0].text
     return text
 
@@ -72,7 +72,7 @@ async def test_who_trusts_the_authority_is_answered_and_nobody_else(tmp_path: Pa
             await translate(server, grpc.ssl_channel_credentials(trustme.CA().cert_pem.bytes()))
         async with grpc.aio.insecure_channel(f"localhost:{port_of(server)}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as plain:
-                await beamline_pb2_grpc.InferenceStub(channel).Translate(ONE, timeout=20)
+                await beamline_pb2_grpc.InferenceStub(channel).Translate(ONE, timeout=60)
     assert stranger.value.code() is grpc.StatusCode.UNAVAILABLE
     assert plain.value.code() is grpc.StatusCode.UNAVAILABLE
 

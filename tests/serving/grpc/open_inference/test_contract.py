@@ -52,7 +52,7 @@ def test_both_generated_codes_live_in_one_process_in_either_order() -> None:
 
 
 async def call(channel: Any, name: str, message: bytes) -> None:
-    await channel.unary_unary(f"/{SERVICE}/{name}")(message, timeout=20)
+    await channel.unary_unary(f"/{SERVICE}/{name}")(message, timeout=60)
 
 
 async def test_reflection_describes_the_service_under_its_public_name() -> None:

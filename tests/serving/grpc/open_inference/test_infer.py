@@ -57,7 +57,7 @@ async def infer(server: Server, request: oip.ModelInferRequest) -> oip.ModelInfe
             request_serializer=oip.ModelInferRequest.SerializeToString,
             response_deserializer=oip.ModelInferResponse.FromString,
         )
-        response: oip.ModelInferResponse = await call(request, timeout=20)
+        response: oip.ModelInferResponse = await call(request, timeout=60)
         return response
 
 
