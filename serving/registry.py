@@ -91,6 +91,13 @@ class Models:
             yield served.model
 
     @contextmanager
+    def use_any(self, name: str, version: str) -> Iterator[Model]:
+        """Whatever it does: for a door that all kinds of models share."""
+        served = self._find(name, version, pooled=None)
+        with self._used(served):
+            yield served.model
+
+    @contextmanager
     def use_pooled(self, name: str, version: str) -> Iterator[PooledModel]:
         served = self._find(name, version, pooled=True)
         if not isinstance(served.model, PooledModel):
@@ -129,14 +136,15 @@ class Models:
     def find(self, name: str, version: str) -> Model:
         """An empty name means the default model, or the only one; an empty version the newest. For what is answered at
         once: a call that awaits something must `use` the model."""
-        return self._find(name, version).model
+        return self._find(name, version, pooled=None).model
 
     def versions(self, name: str) -> list[Model]:
         """All that are served, ascending."""
+        name = name or self._default_name(pooled=None)
         self._find(name, "")
-        return [served.model for served in self._by_name[name or self._default_name(pooled=False)].values()]
+        return [served.model for served in self._by_name[name].values()]
 
-    def _find(self, name: str, version: str, pooled: bool = False) -> _Served:
+    def _find(self, name: str, version: str, pooled: bool | None = False) -> _Served:
         if not name:
             name = self._default_name(pooled)
         versions = self._by_name.get(name)
@@ -155,13 +163,15 @@ class Models:
             retire, served.retire = served.retire, None
             retire(served.model)
 
-    def _default_name(self, pooled: bool) -> str:
-        """The default, or the only one that writes, or that is `pooled`."""
+    def _default_name(self, pooled: bool | None) -> str:
+        """The default, or the only one that writes, or that is `pooled`; None: the only one that writes, or at all."""
         if self._default is not None and (
-            self._default not in self._by_name or self._is_pooled(self._default) == pooled
+            pooled is None or self._default not in self._by_name or self._is_pooled(self._default) == pooled
         ):
             return self._default
-        names = [name for name in self._by_name if self._is_pooled(name) == pooled]
+        names = [name for name in self._by_name if self._is_pooled(name) == bool(pooled)]
+        if pooled is None:
+            names = names or list(self._by_name)
         if not names:
             raise ModelNotFound(f"no model here can {'classify or embed' if pooled else 'write text'}")
         if len(names) != 1:

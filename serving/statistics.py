@@ -28,7 +28,7 @@ class Totals:
     queue: Total = Total()  # from submission to a slot
     compute: Total = Total()  # from the slot to the answer
     last_request: float = 0.0  # seconds since the epoch
-    batches: dict[int, Total] = field(default_factory=dict)  # by size: decoding steps, and the time they took
+    batches: dict[int, Total] = field(default_factory=dict)  # by size: steps, and the time they took
 
 
 class Statistics:
@@ -41,8 +41,9 @@ class Statistics:
 
     def observe(self, step: StepStats) -> None:
         with self._lock:
-            if step.beam_width:
-                self._batches[step.active] = self._batches.get(step.active, Total()).plus(step.decode_seconds)
+            if step.active:  # who only reads is done when it is encoded
+                seconds = step.decode_seconds if step.beam_width else step.encode_seconds
+                self._batches[step.active] = self._batches.get(step.active, Total()).plus(seconds)
             totals = self._totals
             for finished in step.finished:
                 if finished.outcome is Outcome.OK:

@@ -61,7 +61,7 @@ class TritonMetrics:
         with self._lock:
             values = self._values[model, version]
             values[Triton.PENDING] = step.queued
-            if step.beam_width:
+            if step.active:
                 values[Triton.EXECUTIONS] += 1
             values[Triton.OUTPUT_US] += 1e6 * max(0.0, step.step_seconds - step.encode_seconds - step.decode_seconds)
             for finished in step.finished:

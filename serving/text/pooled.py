@@ -52,72 +52,84 @@ class PooledModel:
 
     async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
         """`deadline` is on `time.monotonic()`."""
-        if not self.card.labels:
-            raise InvalidRequest(f"model {self.card.name} has no labels: it can embed, but not classify")
-        count = len(self.card.labels)
-        wanted = request.top_k if request.HasField("top_k") else count
-        if not 1 <= wanted <= count:
-            raise InvalidRequest(f"top_k is {wanted}; this model has {count} labels: 1 to {count}")
-        sources = await self._read(request.ByteSize(), request.inputs, request.truncate)
-        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
+        wanted = self.label_count(request.top_k if request.HasField("top_k") else None)
+        found = await self.read(request.ByteSize(), request.inputs, request.truncate, deadline)
         return pb.ClassifyResponse(
             model=self.card.name,
             version=str(self.card.version),
             classifications=[
-                pb.Classification(
-                    labels=self._best(pooled.outputs["probabilities"], wanted),
-                    source_tokens=len(source),
-                    timings=_timings(pooled),
-                )
-                for source, pooled in zip(sources, found, strict=True)
+                pb.Classification(labels=self.labels(pooled, wanted), source_tokens=tokens, timings=_timings(pooled))
+                for tokens, pooled in found
             ],
         )
 
     async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbedResponse:
-        pooling = self._pooling(request)
-        normalize = request.normalize if request.HasField("normalize") else self.card.normalize
-        sources = await self._read(request.ByteSize(), request.inputs, request.truncate)
-        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
+        pooling = self.pooling(_POOLINGS.get(request.pooling, str(request.pooling)) if request.pooling else None)
+        normalize = request.normalize if request.HasField("normalize") else None
+        found = await self.read(request.ByteSize(), request.inputs, request.truncate, deadline)
         return pb.EmbedResponse(
             model=self.card.name,
             version=str(self.card.version),
             embeddings=[
                 pb.Embedding(
-                    values=_vector(pooled.outputs[f"vector_{pooling}"], normalize).tolist(),
-                    source_tokens=len(source),
+                    values=self.vector(pooled, pooling, normalize).tolist(),
+                    source_tokens=tokens,
                     timings=_timings(pooled),
                 )
-                for source, pooled in zip(sources, found, strict=True)
+                for tokens, pooled in found
             ],
         )
 
-    def _pooling(self, request: pb.EmbedRequest) -> str:
-        if not request.pooling:
+    # -- what can be asked for ---------------------------------------------------------------------------------------
+
+    def label_count(self, top_k: int | None) -> int:
+        if not self.card.labels:
+            raise InvalidRequest(f"model {self.card.name} has no labels: it can embed, but not classify")
+        count = len(self.card.labels)
+        wanted = count if top_k is None else top_k
+        if not 1 <= wanted <= count:
+            raise InvalidRequest(f"top_k is {wanted}; this model has {count} labels: 1 to {count}")
+        return wanted
+
+    def pooling(self, name: str | None) -> str:
+        if name is None:
             return self.card.poolings[0]
-        name = _POOLINGS.get(request.pooling)
         if name not in self.card.poolings:
             raise InvalidRequest(
-                f"pooling is {name or int(request.pooling)}; "
-                f"model {self.card.name} knows {', '.join(self.card.poolings)}"
+                f"pooling is {name[:20]}; model {self.card.name} knows {', '.join(self.card.poolings)}"
             )
         return name
 
-    def _best(self, probabilities: Floats, count: int) -> list[pb.Label]:
+    def labels(self, pooled: Pooled, count: int) -> list[pb.Label]:
+        """The likeliest first."""
+        probabilities = pooled.outputs["probabilities"]
         order = np.argsort(-probabilities, kind="stable")[:count].tolist()
         return [
             pb.Label(name=self.card.labels[index], index=index, probability=float(probabilities[index]))
             for index in order
         ]
 
+    def vector(self, pooled: Pooled, pooling: str, normalize: bool | None) -> Floats:
+        """`normalize` None: as the model does."""
+        values = pooled.outputs[f"vector_{pooling}"]
+        length = float(np.linalg.norm(values.astype(np.float64)))
+        wanted = self.card.normalize if normalize is None else normalize
+        return values / np.float32(length) if wanted and length > 0 else values
+
     # -- inputs ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, size: int, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
+    async def read(
+        self, size: int, inputs: Sequence[pb.Input], truncate: bool, deadline: float | None
+    ) -> list[tuple[int, Pooled]]:
+        """How many tokens each input has, and what the model found. `size` is the request's, in bytes."""
+
         def work() -> list[tuple[int, ...]]:
             return self._sources(inputs, truncate)
 
-        if size > _LARGE:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-        return work()
+        large = size > _LARGE
+        sources = await asyncio.get_running_loop().run_in_executor(self._workers, work) if large else work()
+        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
+        return [(len(source), pooled) for source, pooled in zip(sources, found, strict=True)]
 
     def _sources(self, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
         limits = self._limits
@@ -211,11 +223,6 @@ def _settle(answer: asyncio.Future[Pooled], outcome: Pooled | Exception) -> None
         answer.set_exception(outcome)
     else:
         answer.set_result(outcome)
-
-
-def _vector(values: Floats, normalize: bool) -> Floats:
-    length = float(np.linalg.norm(values.astype(np.float64)))
-    return values / np.float32(length) if normalize and length > 0 else values
 
 
 def _timings(pooled: Pooled) -> pb.Timings:

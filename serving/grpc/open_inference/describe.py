@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from google.protobuf import json_format
 
@@ -11,39 +11,85 @@ from protos import open_inference_pb2 as oip
 from serving.engine.pooled import PooledEngine
 from serving.errors import InvalidRequest
 from serving.grpc.open_inference.infer import SCORE, TEXT, TOKEN_IDS
-from serving.loading import ServedModel
+from serving.grpc.open_inference.pooled import EMBEDDING, LABEL, PROBABILITY, outputs
+from serving.loading import ServedEngine, ServedModel
 from serving.manager import Listed, State
+from serving.manifest import PooledManifest
 from serving.settings import Versions
 from serving.statistics import Total
 
 PLATFORM = "beamline"
 EXTENSIONS = ("model_configuration", "model_repository", "statistics", "parameters")  # as Triton names them
 
-# Name, datatype, shape; -1 is any size. A request has one of the inputs; token_ids come only where asked for.
-_INPUTS = ((TEXT, "BYTES", (-1,)), (TOKEN_IDS, "INT64", (-1, -1)))
-_OUTPUTS = ((TEXT, "BYTES", (-1, -1)), (SCORE, "FP32", (-1, -1)), (TOKEN_IDS, "INT64", (-1, -1, -1)))
+# Name, datatype, shape; -1 is any size. A request has one of the inputs.
+_Tensor = tuple[str, str, tuple[int, ...]]
+_INPUTS: tuple[_Tensor, ...] = ((TEXT, "BYTES", (-1,)), (TOKEN_IDS, "INT64", (-1, -1)))
+_WRITTEN: tuple[_Tensor, ...] = (
+    (TEXT, "BYTES", (-1, -1)),
+    (SCORE, "FP32", (-1, -1)),
+    (TOKEN_IDS, "INT64", (-1, -1, -1)),  # only where asked for
+)
 _CONFIG_TYPES = {"BYTES": oip.TYPE_STRING, "INT64": oip.TYPE_INT64, "FP32": oip.TYPE_FP32}
 
 
 def metadata(model: ServedModel, versions: Iterable[int]) -> oip.ModelMetadataResponse:
-    _check_writes(model)
     tensor = oip.ModelMetadataResponse.TensorMetadata
     return oip.ModelMetadataResponse(
         name=model.manifest.name,
         versions=[str(version) for version in versions],
         platform=PLATFORM,
         inputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _INPUTS],
-        outputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _OUTPUTS],
+        outputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _outputs(model)],
     )
 
 
 def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
     """max_batch_size is 0: requests are put together by the server, whatever their shapes."""
-    _check_writes(model)
-    engine = model.engine
-    assert not isinstance(engine, PooledEngine)
+    return oip.ModelConfig(
+        name=model.manifest.name,
+        platform=PLATFORM,
+        backend=PLATFORM,
+        version_policy=oip.ModelVersionPolicy(specific=oip.ModelVersionPolicy.Specific(versions=versions)),
+        input=[
+            oip.ModelInput(name=name, data_type=_CONFIG_TYPES[datatype], dims=shape, optional=True)
+            for name, datatype, shape in _INPUTS
+        ],
+        output=[
+            oip.ModelOutput(name=name, data_type=_CONFIG_TYPES[datatype], dims=shape)
+            for name, datatype, shape in _outputs(model)
+        ],
+        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in _facts(model.engine).items()},
+        model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
+    )
+
+
+def _outputs(model: ServedModel) -> Sequence[_Tensor]:
+    manifest = model.manifest
+    if not isinstance(manifest, PooledManifest):
+        return _WRITTEN
+    tensors: dict[str, _Tensor] = {
+        LABEL: (LABEL, "BYTES", (-1, -1)),
+        PROBABILITY: (PROBABILITY, "FP32", (-1, -1)),
+        EMBEDDING: (EMBEDDING, "FP32", (-1, manifest.width)),
+    }
+    return [tensors[name] for name in outputs(manifest).known]
+
+
+def _facts(engine: ServedEngine | PooledEngine) -> dict[str, object]:
+    if isinstance(engine, PooledEngine):
+        reads = engine.manifest
+        return {
+            "task": reads.task,
+            "family": reads.family,
+            "slots": engine.rows,
+            "max_source_length": reads.max_source_length,
+            "vocabulary": reads.vocabulary_size,
+            "labels": json.dumps(reads.labels, ensure_ascii=False),
+            "poolings": ",".join(reads.poolings),
+            "normalize": json.dumps(reads.normalize),
+        }
     manifest = engine.manifest
-    facts = {
+    return {
         "task": manifest.task,
         "family": manifest.family,
         "slots": engine.plan.slots,
@@ -54,28 +100,6 @@ def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
         "target_vocabulary": manifest.vocabulary.target_size,
         "defaults": manifest.defaults.model_dump_json(exclude_defaults=True),
     }
-    return oip.ModelConfig(
-        name=manifest.name,
-        platform=PLATFORM,
-        backend=PLATFORM,
-        version_policy=oip.ModelVersionPolicy(specific=oip.ModelVersionPolicy.Specific(versions=versions)),
-        input=[
-            oip.ModelInput(name=name, data_type=_CONFIG_TYPES[datatype], dims=shape, optional=True)
-            for name, datatype, shape in _INPUTS
-        ],
-        output=[
-            oip.ModelOutput(name=name, data_type=_CONFIG_TYPES[datatype], dims=shape)
-            for name, datatype, shape in _OUTPUTS
-        ],
-        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in facts.items()},
-        model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
-    )
-
-
-def _check_writes(model: ServedModel) -> None:
-    if isinstance(model.engine, PooledEngine):
-        name = model.manifest.name
-        raise InvalidRequest(f"model {name!r} writes no text, and is not served at this door: call Classify or Embed")
 
 
 def statistics(model: ServedModel) -> oip.ModelStatistics:

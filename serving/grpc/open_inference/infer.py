@@ -18,9 +18,18 @@ from serving.grpc.open_inference.tensors import InputTensor, OutputWriter, read_
 
 TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
 _PADDING = -1
-_DEFAULT_OUTPUTS = (TEXT, SCORE)
-_OUTPUTS = (*_DEFAULT_OUTPUTS, TOKEN_IDS)
 _MAX_ID = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a model can be asked for."""
+
+    default: tuple[str, ...]
+    known: tuple[str, ...]
+
+
+WRITTEN = Outputs((TEXT, SCORE), (TEXT, SCORE, TOKEN_IDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +53,29 @@ class Found:
     token_ids: tuple[int, ...] = ()
 
 
-def read_question(request: oip.ModelInferRequest, options: Options) -> Question:
-    """`options` is an empty message of the kind that the model takes."""
+def read_question(request: oip.ModelInferRequest, options: Options, outputs: Outputs) -> Question:
+    """`options` is an empty record of the kind that the model takes."""
     return Question(
         inputs=_inputs(read_inputs(request)),
         parameters=read_parameters(request.parameters, options),
-        outputs=_outputs(request),
+        outputs=_outputs(request, outputs),
         id=request.id,
         raw=bool(request.raw_input_contents),
     )
 
 
-def _outputs(request: oip.ModelInferRequest) -> tuple[str, ...]:
-    if len(request.outputs) > len(_OUTPUTS):
-        raise InvalidRequest(f"{len(request.outputs)} outputs are asked for; there is {', '.join(_OUTPUTS)}, each once")
+def _outputs(request: oip.ModelInferRequest, outputs: Outputs) -> tuple[str, ...]:
+    known = ", ".join(outputs.known)
+    if len(request.outputs) > len(outputs.known):
+        raise InvalidRequest(f"{len(request.outputs)} outputs are asked for; there is {known}, each once")
     names = tuple(dict.fromkeys(output.name for output in request.outputs))
     for output in request.outputs:
-        if output.name not in _OUTPUTS:
-            raise InvalidRequest(f"there is no output {output.name[:40]!r}; there is {', '.join(_OUTPUTS)}")
+        if output.name not in outputs.known:
+            raise InvalidRequest(f"there is no output {output.name[:40]!r}; there is {known}")
         if output.parameters:
-            known = ", ".join(sorted(output.parameters))[:100]
-            raise InvalidRequest(f"output {output.name!r} has parameters ({known}); this server knows none for outputs")
-    return names or _DEFAULT_OUTPUTS
+            given = ", ".join(sorted(output.parameters))[:100]
+            raise InvalidRequest(f"output {output.name!r} has parameters ({given}); this server knows none for outputs")
+    return names or outputs.default
 
 
 def _inputs(tensors: Sequence[InputTensor]) -> list[pb.Input]:
@@ -95,7 +105,7 @@ def _token_ids(tensor: InputTensor) -> list[pb.Input]:
     length = tensor.shape[-1]
     rows = 1 if len(tensor.shape) == 1 else tensor.shape[0]
     if rows and not length:
-        raise InvalidRequest(f"input {TOKEN_IDS!r} has no ids; there is nothing to translate")
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has no ids; there is nothing to read")
     values = [tensor.int_values[row * length : (row + 1) * length] for row in range(rows)]
     return [pb.Input(token_ids=pb.TokenIds(ids=_without_padding(row, ids))) for row, ids in enumerate(values)]
 

@@ -1,5 +1,5 @@
-"""Request parameters as our own options: the names of `beamline.v1`'s DecodingOptions or, for a language model, of its
-GenerationOptions; and the few that Triton reserves.
+"""Request parameters as our own options: the names of `beamline.v1`'s DecodingOptions, for a language model of its
+GenerationOptions, for a model that classifies or embeds of those requests' fields; and the few that Triton reserves.
 
     timeout    microseconds that the request may wait for a slot; 0: no limit
     priority   1 (most urgent) to 4; 0: the default
@@ -8,7 +8,7 @@ GenerationOptions; and the few that Triton reserves.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from protos import beamline_pb2 as pb
@@ -16,7 +16,18 @@ from protos import open_inference_pb2 as oip
 from serving.calls import LOWEST_PRIORITY
 from serving.errors import InvalidRequest
 
-Options = pb.DecodingOptions | pb.GenerationOptions
+
+@dataclass(slots=True)
+class PooledOptions:
+    """Of a model that classifies or embeds. None: as the model does."""
+
+    top_k: int | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+
+
+Options = pb.DecodingOptions | pb.GenerationOptions | PooledOptions
 
 _EARLY_STOPPING = {
     False: pb.EARLY_STOPPING_FALSE,
@@ -54,12 +65,15 @@ def read_parameters(given: Mapping[str, oip.InferParameter], options: Options) -
 
 
 def option_names(options: Options) -> list[str]:
+    if isinstance(options, PooledOptions):
+        return [each.name for each in fields(options)]
     names = options.DESCRIPTOR.fields_by_name
     return [name for name in names if name not in _OUTPUTS and name not in _NOT_HERE]
 
 
 def _take(read: Parameters, name: str, value: Any) -> None:
     languages = _LANGUAGES if isinstance(read.options, pb.DecodingOptions) else ()
+    streams = () if isinstance(read.options, PooledOptions) else ("stream",)
     if name in option_names(read.options):
         _set_option(read.options, name, value)
     elif name in languages:
@@ -74,20 +88,24 @@ def _take(read: Parameters, name: str, value: Any) -> None:
         if not 0 <= level <= LOWEST_PRIORITY + 1:
             raise InvalidRequest(f"parameter 'priority' is {level}; it must be 1 to {LOWEST_PRIORITY + 1}, or 0")
         read.priority = level - 1 if level else None
-    elif name == "stream":
+    elif name in streams:
         read.stream = _expect(name, value, bool, "true or false")
     elif name == "triton_enable_empty_final_response":
         read.empty_final = _expect(name, value, bool, "true or false")
-    elif name in _OUTPUTS:
+    elif name in _OUTPUTS and streams:
         raise InvalidRequest(f"parameter {name!r} is not known here; ask for the output {_OUTPUTS[name]!r} instead")
     elif name.startswith("sequence_"):
         raise InvalidRequest(f"parameter {name[:40]!r}: the models here keep no state between requests")
     else:
-        known = ", ".join((*option_names(read.options), *languages, "stream", "timeout", "priority"))
+        known = ", ".join((*option_names(read.options), *languages, *streams, "timeout", "priority"))
         raise InvalidRequest(f"parameter {name[:40]!r} is not known; known are {known}")
 
 
 def _set_option(options: Options, name: str, value: Any) -> None:
+    if isinstance(options, PooledOptions):
+        kinds: dict[str, tuple[type, str]] = {"top_k": (int, "a whole number"), "pooling": (str, "a string")}
+        setattr(options, name, _expect(name, value, *kinds.get(name, (bool, "true or false"))))
+        return
     option = options.DESCRIPTOR.fields_by_name[name]
     if name == "early_stopping":
         if not isinstance(value, bool | str) or value not in _EARLY_STOPPING:

@@ -77,20 +77,20 @@ class OpenInferenceServicer:
     # -- inference -----------------------------------------------------------------------------------------------
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
-        with self._lifecycle.call(), self._models.use(request.model_name, request.model_version) as model:
+        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
             question = await tasks.read(request, model)
             _enter(question)
-            return await tasks.once(model, question, _deadline(context))
+            return await tasks.once(model, question, request.ByteSize(), _deadline(context))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
         await Stream(self._replies, self._sentence, context).run(requests)
 
     async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
-        with self._lifecycle.call(), self._models.use(request.model_name, request.model_version) as model:
+        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
             question = await tasks.read(request, model)
             _enter(question)
             if not question.parameters.stream:
-                response = await tasks.once(model, question, _deadline(context))
+                response = await tasks.once(model, question, request.ByteSize(), _deadline(context))
                 yield Reply(Piece(response, last=True), in_order=True, empty_final=False)
                 return
             async with aclosing(tasks.pieces(model, question, _deadline(context))) as pieces:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from protos import beamline_pb2 as pb
 from protos import open_inference_pb2 as oip
 from serving.errors import InvalidRequest
-from serving.grpc.open_inference.infer import SCORE, TOKEN_IDS, Found, Question, answer, read_question
-from serving.grpc.open_inference.parameters import Options
-from serving.registry import Writer
+from serving.grpc.open_inference import pooled
+from serving.grpc.open_inference.infer import SCORE, TOKEN_IDS, WRITTEN, Found, Question, answer, read_question
+from serving.grpc.open_inference.parameters import Options, PooledOptions
+from serving.registry import Model
 from serving.text.generator import Generator
+from serving.text.pooled import PooledModel
 from serving.text.translator import Translator
 
 _SMALL = 32 * 1024  # bytes; taking larger requests apart would keep the event loop from others
@@ -30,14 +32,23 @@ class Piece:
     last: bool
 
 
-async def read(request: oip.ModelInferRequest, model: Writer) -> Question:
-    options: Options = pb.DecodingOptions() if isinstance(model, Translator) else pb.GenerationOptions()
+async def read(request: oip.ModelInferRequest, model: Model) -> Question:
+    options, outputs = _options(model), WRITTEN if not isinstance(model, PooledModel) else pooled.outputs(model.card)
     if request.ByteSize() > _SMALL:
-        return await asyncio.to_thread(read_question, request, options)
-    return read_question(request, options)
+        return await asyncio.to_thread(read_question, request, options, outputs)
+    return read_question(request, options, outputs)
 
 
-async def once(model: Writer, question: Question, deadline: float | None) -> oip.ModelInferResponse:
+def _options(model: Model) -> Options:
+    if isinstance(model, PooledModel):
+        return PooledOptions()
+    return pb.DecodingOptions() if isinstance(model, Translator) else pb.GenerationOptions()
+
+
+async def once(model: Model, question: Question, size: int, deadline: float | None) -> oip.ModelInferResponse:
+    """`size` is the request's, in bytes."""
+    if isinstance(model, PooledModel):
+        return await pooled.once(model, question, size, deadline)
     name, version = model.card.name, str(model.card.version)
     if isinstance(model, Translator):
         response = await model.translate(_translation(question), deadline)
@@ -53,8 +64,9 @@ async def once(model: Writer, question: Question, deadline: float | None) -> oip
     return answer(question, name, version, rows)
 
 
-async def pieces(model: Writer, question: Question, deadline: float | None) -> AsyncGenerator[Piece]:
+async def pieces(model: Model, question: Question, deadline: float | None) -> AsyncGenerator[Piece]:
     """Leave it through `contextlib.aclosing`."""
+    assert not isinstance(model, PooledModel)  # it has no parameter `stream`
     name, version = model.card.name, str(model.card.version)
     stream = (
         _translated(model, question, deadline)
