@@ -97,8 +97,13 @@ STAGES = ("--duration", "0.5s", "--warmup", "0s", "--lengths", "fixed:8", "--qui
 def test_search_and_comparison(server: ServerProcess, tmp_path: Path) -> None:
     limits = ("--slo", "p95=1h", "--rate", "40", "--max-rate", "60")
     searched = loadtest("--target", server.grpc, *STAGES, *limits, "--out", str(tmp_path))
-    assert searched.returncode == 0, searched.stderr
-    assert "p95=1h holds up to 60.0/s, the highest that was tried" in searched.stdout
+    report = read(tmp_path)
+    assert report.search is not None
+    if report.search.exhausted:
+        assert searched.returncode == 0, searched.stderr
+        assert "p95=1h holds up to 60.0/s, the highest that was tried" in searched.stdout
+    else:  # the machine is so busy that one of the two did not come up to it, and the report says which
+        assert any(stage.notes or stage.client.saturated for stage in report.stages)
     compared = loadtest("compare", str(tmp_path), str(tmp_path / "report.json"))
     assert compared.returncode == 0, compared.stderr
     assert "Too short to tell" in compared.stdout

@@ -73,6 +73,7 @@ class EngineDouble:
         self.reserved_bytes = 0
         self.answer = answer
         self.submitted: list[Request] = []
+        self.scored: list[ScoringRequest] = []
         self.cancelled: list[int] = []
         self.most_waiting = 0
         self.refused = 0
@@ -112,6 +113,7 @@ class EngineDouble:
     def enough(self, request_id: int, index: int) -> None: ...
 
     def score(self, request: ScoringRequest) -> None:
+        self.scored.append(request)
         self._outgoing.put((request, tuple(-0.5 for _ in request.labels)))
 
     # -- for the tests ---------------------------------------------------------------------------------------
@@ -220,6 +222,13 @@ class EngineDoubles:
     def stop(self) -> None:
         for engine in self.driven:
             engine.stop()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """For what a server does in its own time: it counts a call when its answer is on the way already."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

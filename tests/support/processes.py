@@ -54,7 +54,7 @@ def run_beamline(*arguments: str, text: str | None = None) -> subprocess.Complet
         encoding="utf-8",
         cwd=ROOT,
         env=environment(),
-        timeout=2 * PATIENCE,
+        timeout=5 * PATIENCE,
         check=False,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from protos import beamline_pb2 as pb
 from serving.server import Server
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import EngineDouble, eventually, running
 
 
 async def send(server: Server, data: bytes, method: str = "Translate") -> bytes:
@@ -37,12 +37,12 @@ async def test_invalid_utf8_is_the_callers_mistake(message: pb.TranslateRequest)
     async with running(EngineDouble()) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await send(server, spoiled(message))
-        counted = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
+        sample = server.metrics.registry.get_sample_value
+        await eventually(lambda: sample("beamline_refused_total", {"reason": "invalid"}) == 1)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     details = caught.value.details() or ""
     assert "beamline.v1.TranslateRequest" in details
     assert "UTF-8" in details
-    assert counted == 1
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100, b"\x0a\x7f", b"\x1a\x02\x0a\x7f"])

@@ -7,7 +7,7 @@ from protos import beamline_pb2 as pb
 from serving.config import TextLimits
 from serving.engine.request import Request, Result
 from serving.errors import ComputeError
-from tests.serving.doubles import EngineDouble, connected, echo, ids, running
+from tests.serving.doubles import EngineDouble, connected, echo, eventually, ids, running
 
 
 def request(*texts: str, model: str = "", version: str = "", **options: object) -> pb.TranslateRequest:
@@ -114,7 +114,7 @@ async def test_calls_and_refusals_are_counted() -> None:
         sample = server.metrics.registry.get_sample_value
         method = "/beamline.v1.Inference/Translate"
         codes = ("OK", "NOT_FOUND", "INVALID_ARGUMENT")
-        counts = [sample("beamline_calls_total", {"method": method, "code": code}) for code in codes]
-        assert counts == [1, 1, 1]
+        calls = [{"method": method, "code": code} for code in codes]
+        await eventually(lambda: [sample("beamline_calls_total", call) for call in calls] == [1, 1, 1])
         assert sample("beamline_refused_total", {"reason": "model_not_found"}) == 1
         assert sample("beamline_refused_total", {"reason": "invalid"}) == 1

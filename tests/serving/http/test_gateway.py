@@ -27,7 +27,7 @@ from serving.security.tls import TlsFiles
 from serving.security.tokens import Scope, new_token
 from serving.server import Server
 from serving.triton_metrics import Triton
-from tests.serving.doubles import EngineDouble, makers, running, started
+from tests.serving.doubles import EngineDouble, eventually, makers, running, started
 
 ONE = {"inputs": [{"text": "a"}]}
 
@@ -53,16 +53,14 @@ async def test_translate_in_json() -> None:
             },
             headers={"x-request-id": "mine"},
         )
-        counted = server.metrics.registry.get_sample_value(
-            "beamline_calls_total", {"method": "POST /v1/translate", "code": "OK"}
-        )
+        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "OK"}
+        await eventually(lambda: sample("beamline_calls_total", call) == 1)
     assert answer.status_code == 200
     assert answer.headers["x-request-id"] == "mine"
     found = answer.json()
     assert [len(one["hypotheses"]) for one in found["translations"]] == [2, 2]
     assert found["translations"][0]["hypotheses"][0]["text"] == "Größe"
     assert found["translations"][0]["source_tokens"] == 8
-    assert counted == 1
 
 
 WRONG_BODIES: list[tuple[bytes, str]] = [

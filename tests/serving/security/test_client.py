@@ -14,7 +14,8 @@ from serving.cli import main
 from serving.commands import translate
 from serving.security.tls import TlsFiles
 from serving.security.tokens import Scope, new_token
-from tests.serving.doubles import EngineDouble, connected, running
+from serving.triton_metrics import Triton
+from tests.serving.doubles import EngineDouble, connected, eventually, running
 
 COMMANDS = {"translate": lambda: translate}
 
@@ -74,6 +75,6 @@ async def test_tritons_names_count_calls_of_both_doors() -> None:
         await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")] * 3))
         await http.post("/v1/translate", json={"inputs": [{"text": "a"}]})
         await http.post("/v1/translate", json={})
-        text = server.metrics.exposition().decode()
-    assert 'nv_inference_request_success{model="fake",version="1"} 2\n' in text
-    assert 'nv_inference_request_failure{model="fake",version="1"} 1\n' in text
+        value = server.metrics.triton.value
+        await eventually(lambda: value(Triton.SUCCESS, "fake", "1") == 2)
+        await eventually(lambda: value(Triton.FAILURE, "fake", "1") == 1)

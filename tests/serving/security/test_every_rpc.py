@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from serving.security.access import scope_of
 from serving.security.tokens import Scope, new_token
 from serving.server import Server
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import EngineDouble, eventually, running
 
 HEALTH = "/grpc.health.v1.Health/"
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -121,13 +121,16 @@ async def test_missing_wrong_and_expired_credentials_are_refused_on_every_rpc(se
                 refused = await answer_to(channel, method, methods[method], *metadata)
                 assert refused is not None, (method, header)
                 assert refused.code() is grpc.StatusCode.UNAUTHENTICATED, (method, header)
-        counted = sum(
-            sample.value
-            for family in server.metrics.registry.collect()
-            for sample in family.samples
-            if sample.name == "beamline_refused_total" and sample.labels["reason"] == "unauthenticated"
-        )
-        assert counted == 8 * len(guarded)
+
+        def counted() -> float:
+            return sum(
+                sample.value
+                for family in server.metrics.registry.collect()
+                for sample in family.samples
+                if sample.name == "beamline_refused_total" and sample.labels["reason"] == "unauthenticated"
+            )
+
+        await eventually(lambda: counted() == 8 * len(guarded))
 
 
 async def test_with_the_right_token_every_rpc_is_reached(server: Server, tokens: Tokens) -> None:
