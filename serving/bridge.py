@@ -61,6 +61,7 @@ class ModelEngine(Decoder, Scorer, Protocol):
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a target, and what should follow each of its tokens
 News = TypeVar("News")
+Answer = TypeVar("Answer")
 
 
 async def decode_all(engine: Decoder, jobs: Sequence[Job], deadline: float | None, max_in_flight: int) -> list[Result]:
@@ -178,34 +179,75 @@ class DecodingCall:
 
 
 async def score_all(
-    engine: Scorer, sources: Sequence[tuple[int, ...]] | None, pairs: Sequence[Pair], deadline: float | None
+    engine: Scorer,
+    sources: Sequence[tuple[int, ...]] | None,
+    pairs: Sequence[Pair],
+    deadline: float | None,
+    max_in_flight: int,
 ) -> list[tuple[float, ...]]:
-    """The log-probabilities of each pair's labels, in order. If one fails, so does the call."""
+    """The log-probabilities of each pair's labels, in order."""
+    call = current_call()
+
+    def submit(number: int, resolve: Resolve[tuple[float, ...]]) -> int:
+        target, labels = pairs[number]
+        source = None if sources is None else sources[number]
+        queue_deadline = None if call.queue_timeout is None else time.monotonic() + call.queue_timeout
+        request = ScoringRequest(source, target, labels, resolve, deadline, call.priority, queue_deadline)
+        engine.score(request)
+        return request.id
+
+    return await answer_all(len(pairs), submit, engine.cancel, max_in_flight)
+
+
+Resolve = Callable[[Answer | Exception], None]
+
+
+async def answer_all(
+    count: int, submit: Callable[[int, Resolve[Answer]], int], cancel: Callable[[int], None], max_in_flight: int
+) -> list[Answer]:
+    """The answers to requests that each have one, in order, no more than `max_in_flight` with the engine at once.
+    `submit` sends one and returns its id. If one fails, or the caller goes away, the rest are cancelled."""
     loop = asyncio.get_running_loop()
-    answers: list[asyncio.Future[tuple[float, ...]]] = [loop.create_future() for _ in pairs]
+    pending: dict[int, tuple[int, asyncio.Future[Answer]]] = {}
+    found: dict[int, Answer] = {}
 
-    def settle(answer: asyncio.Future[tuple[float, ...]], outcome: tuple[float, ...] | Exception) -> None:
-        if answer.done():  # cancelled
-            return
-        if isinstance(outcome, Exception):
-            answer.set_exception(outcome)
-        else:
-            answer.set_result(outcome)
+    def submitted(number: int) -> bool:
+        answer: asyncio.Future[Answer] = loop.create_future()
+        try:
+            request_id = submit(number, partial(deliver, loop, partial(_settle, answer)))
+        except Overloaded:
+            if not pending:  # waiting would be a second, hidden queue
+                raise
+            return False
+        pending[number] = (request_id, answer)
+        return True
 
-    submitted: list[int] = []
+    async def progress() -> None:
+        await asyncio.wait([answer for _, answer in pending.values()], return_when=asyncio.FIRST_COMPLETED)
+        for number in [number for number, (_, answer) in pending.items() if answer.done()]:
+            found[number] = pending.pop(number)[1].result()
+
     try:
-        for number, ((target, labels), answer) in enumerate(zip(pairs, answers, strict=True)):
-            source = None if sources is None else sources[number]
-            request = ScoringRequest(source, target, labels, partial(deliver, loop, partial(settle, answer)), deadline)
-            engine.score(request)
-            submitted.append(request.id)
-        return list(await asyncio.gather(*answers))
+        for number in range(count):
+            while len(pending) >= max_in_flight or not submitted(number):
+                await progress()
+        while pending:
+            await progress()
     except BaseException:
-        for request_id in submitted:
-            engine.cancel(request_id)
-        for answer in answers:
+        for request_id, answer in pending.values():
+            cancel(request_id)
             answer.cancel()
         raise
+    return [found[number] for number in range(count)]
+
+
+def _settle(answer: asyncio.Future[Answer], outcome: Answer | Exception) -> None:
+    if answer.done():  # cancelled
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 def deliver(loop: asyncio.AbstractEventLoop, settle: Callable[[News], None], outcome: News) -> None:

@@ -25,6 +25,7 @@ from serving.repository import ModelVersion, verify
 from serving.settings import SETTINGS_FILE, ModelSettings, apply
 from serving.statistics import Statistics
 from serving.text.generator import Generator
+from serving.text.host_work import HostWork, Told
 from serving.text.pooled import PooledModel
 from serving.text.protocol import Tokenizer, card_of
 from serving.text.translator import Translator
@@ -172,7 +173,8 @@ class ModelLoader:
         engine = _loaded(folder, lambda: make(folder, manifest, settings, observe))
         knows = f"{len(manifest.labels)} labels" if manifest.labels else f"vectors of {manifest.width}"
         log.info("%s version %d (%s)\n  %s", manifest.name, manifest.version, manifest.family, knows)
-        model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers)
+        told = self._told(manifest, statistics)
+        model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers, told)
         return ServedModel(model, engine, settings, manifest, statistics, label)
 
     def nobody_has(self, label: str) -> None:
@@ -188,6 +190,15 @@ class ModelLoader:
 
         return observe
 
+    def _told(self, manifest: AnyManifest, statistics: Statistics) -> Told:
+        name, version = manifest.name, str(manifest.version)
+
+        def told(work: HostWork, sequences: int) -> None:
+            self._metrics.triton.host_worked(name, version, work.reading, work.writing)
+            statistics.host_worked(work.reading, work.writing, sequences)
+
+        return told
+
     def _served(
         self,
         engine: ServedEngine,
@@ -201,11 +212,11 @@ class ModelLoader:
         card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
         title = f"{card.name} version {card.version} ({engine.manifest.family})"
         log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
-        limits, workers = self._config.text, self._workers
+        limits, workers, told = self._config.text, self._workers, self._told(manifest, statistics)
         model: Model = (
-            Translator(card, engine, source, target, limits, workers)
+            Translator(card, engine, source, target, limits, workers, told)
             if card.translates
-            else Generator(card, engine, target, limits, workers)
+            else Generator(card, engine, target, limits, workers, told)
         )
         return ServedModel(model, engine, settings, manifest, statistics, label)
 

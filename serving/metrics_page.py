@@ -11,9 +11,9 @@ _HEAD = """# Metrics
 `/metrics` on the metrics port (8002). Written by `make docs` from `serving/metrics.py`; a test checks that it is
 current.
 
-A *request* is one sequence in the engine: a text, or a part of one that was split; a *call* is what a client sends.
-Where several versions of a model are served at once, the label `model` is `name/version`. Histograms have the usual
-`_bucket`, `_sum` and `_count`; times are in seconds.
+A *request* is one sequence in the engine: a text (decoded, scored or read), or a part of one that was split; a *call*
+is what a client sends. Where several versions of a model are served at once, the label `model` is `name/version`.
+Histograms have the usual `_bucket`, `_sum` and `_count`; times are in seconds.
 
 """
 
@@ -21,7 +21,8 @@ _TRITON = """
 ## Triton's names
 
 For dashboards that were made for Triton: names and labels are exactly its own, and times are sums of microseconds. Here
-a request is a call, whatever its door, and an inference is one sequence of it.
+a request is a call, whatever its door, and an inference is one sequence of it. Queue and infer are added up over
+sequences, input and output over calls; the host's part of the steps is in infer.
 
 """
 

@@ -26,13 +26,15 @@ class Totals:
     failure: Total = Total()
     cancelled: Total = Total()
     queue: Total = Total()  # from submission to a slot
+    reading: Total = Total()  # the host's work before a call's requests are submitted ...
     compute: Total = Total()  # from the slot to the answer
+    writing: Total = Total()  # ... and behind their answers, of answered calls
     last_request: float = 0.0  # seconds since the epoch
     batches: dict[int, Total] = field(default_factory=dict)  # by size: steps, and the time they took
 
 
 class Statistics:
-    """Fed on the engine's thread, read on any."""
+    """Fed on the engine's thread and on the event loop, read on any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,6 +62,15 @@ class Statistics:
             if step.finished:
                 totals = replace(totals, last_request=time.time())
             self._totals = totals
+
+    def host_worked(self, reading: float, writing: float, requests: int) -> None:
+        """For one call, in seconds."""
+        with self._lock:
+            self._totals = replace(
+                self._totals,
+                reading=self._totals.reading.plus(reading, requests),
+                writing=self._totals.writing.plus(writing, requests),
+            )
 
     def totals(self) -> Totals:
         with self._lock:

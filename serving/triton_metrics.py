@@ -28,13 +28,23 @@ class Triton(Enum):
 
     SUCCESS = Family("nv_inference_request_success", "counter", "Calls that were answered.")
     FAILURE = Family("nv_inference_request_failure", "counter", "Calls that failed or were given up.")
-    COUNT = Family("nv_inference_count", "counter", "Sequences that were decoded to their end.")
-    EXECUTIONS = Family("nv_inference_exec_count", "counter", "Decoding steps, each a batch of whoever was active.")
+    COUNT = Family("nv_inference_count", "counter", "Sequences that were answered.")
+    EXECUTIONS = Family("nv_inference_exec_count", "counter", "Steps, each a batch of whoever was active.")
     REQUEST_US = Family("nv_inference_request_duration_us", "counter", "From a call to its answer, of answered calls.")
     QUEUE_US = Family("nv_inference_queue_duration_us", "counter", "Sequences' time in the queue.")
-    INPUT_US = Family("nv_inference_compute_input_duration_us", "counter", "Sequences' time in the encoder.")
-    INFER_US = Family("nv_inference_compute_infer_duration_us", "counter", "Sequences' time in a slot, being decoded.")
-    OUTPUT_US = Family("nv_inference_compute_output_duration_us", "counter", "The host's part of the steps.")
+    INPUT_US = Family(
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "The host's work before the engine, of answered calls: texts are checked, split and tokenised.",
+    )
+    INFER_US = Family(
+        "nv_inference_compute_infer_duration_us", "counter", "Sequences' time from the queue to their last token."
+    )
+    OUTPUT_US = Family(
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "The host's work behind the engine, of answered calls: tokens become text, labels or vectors.",
+    )
     PENDING = Family("nv_inference_pending_request_count", "gauge", "Sequences that wait for a slot.")
 
 
@@ -57,20 +67,24 @@ class TritonMetrics:
             if answered:
                 values[Triton.REQUEST_US] += 1e6 * seconds
 
+    def host_worked(self, model: str, version: str, reading: float, writing: float) -> None:
+        """For one call, in seconds."""
+        with self._lock:
+            values = self._values[model, version]
+            values[Triton.INPUT_US] += 1e6 * reading
+            values[Triton.OUTPUT_US] += 1e6 * writing
+
     def step(self, model: str, version: str, step: StepStats) -> None:
         with self._lock:
             values = self._values[model, version]
             values[Triton.PENDING] = step.queued
             if step.active:
                 values[Triton.EXECUTIONS] += 1
-            values[Triton.OUTPUT_US] += 1e6 * max(0.0, step.step_seconds - step.encode_seconds - step.decode_seconds)
             for finished in step.finished:
                 values[Triton.QUEUE_US] += 1e6 * finished.queue_seconds
                 if finished.outcome is Outcome.OK:
                     values[Triton.COUNT] += 1
-                    values[Triton.INPUT_US] += 1e6 * finished.encode_seconds
-                    decode = finished.total_seconds - finished.queue_seconds - finished.encode_seconds
-                    values[Triton.INFER_US] += 1e6 * decode
+                    values[Triton.INFER_US] += 1e6 * (finished.total_seconds - finished.queue_seconds)
 
     def value(self, family: Triton, model: str, version: str) -> float:
         with self._lock:

@@ -84,7 +84,8 @@ class Engine:
         else:
             cache = PrefixCache(prefix_cache_bytes)
             self._intake = PromptIntake(backend, left_queue, could_not_prepare, clock, cache)
-        self._scoring = Scoring(backend, clock, max_queue)
+        scoring = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
+        self._scoring = Scoring(backend, clock, scoring, weakly(self._scored))
         self._counts = _Counts()
         # What other threads hand over, taken in at the next step.
         self._lock = threading.Lock()
@@ -149,7 +150,8 @@ class Engine:
     def load(self) -> int:
         """How many requests are here, for whoever has several engines to choose from."""
         with self._lock:
-            return self._admission.waiting + self._scheduler.preparing + len(self._scheduler.active)
+            queued = self._admission.waiting + len(self._scoring)
+            return queued + self._scheduler.preparing + len(self._scheduler.active)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -356,6 +358,9 @@ class Engine:
             job.request.resolve(answer)
         except Exception:
             log.exception("nobody took the answer to request %d", job.id)
+
+    def _scored(self, finished: Finished) -> None:
+        self._counts.finished.append(finished)
 
     # -- report --------------------------------------------------------------------------------------------------
 

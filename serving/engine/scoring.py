@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from serving.backends.base import Backend
+from serving.calls import DEFAULT_PRIORITY
+from serving.engine.admission import Admission
+from serving.engine.dropped import DROPPED
 from serving.engine.request import next_id
-from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, RequestError
+from serving.engine.scheduler import Scheduler
+from serving.engine.stats import Finished, Outcome
+from serving.errors import ComputeError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -26,68 +30,119 @@ class ScoringRequest:
     target: tuple[int, ...]
     labels: tuple[int, ...]
     resolve: Callable[[tuple[float, ...] | Exception], None]
-    deadline: float | None = None
+    deadline: float | None = None  # on the engine's clock
+    priority: int = DEFAULT_PRIORITY  # 0 is most urgent
+    queue_deadline: float | None = None  # by when it must run
     id: int = field(default_factory=next_id)
+    submitted: float = 0.0
 
 
 class Scoring:
-    """`submit` and `cancel` may be called from any thread; the rest is the engine's."""
+    """A queue of its own, with the rules of the other one: bounded, by urgency and age, with deadlines. `submit` and
+    `len` may be called from any thread; the rest is the engine's. `finished` is told of everybody who leaves."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float], max_waiting: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Callable[[], float],
+        admission: Admission,
+        finished: Callable[[Finished], None] = lambda finished: None,
+    ) -> None:
         self._backend = backend
         self._clock = clock
-        self._max_waiting = max_waiting
+        self._finished = finished
+        self._scheduler: Scheduler[ScoringRequest] = Scheduler(_MOST_ROWS)
+        self._behind_since: float | None = None  # when the last run ended, if it left others waiting
         self._lock = threading.Lock()
-        self._waiting: deque[ScoringRequest] = deque()
+        self._arrived: list[ScoringRequest] = []
+        self._admission = admission
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        with self._lock:
+            return self._admission.waiting
 
     def submit(self, request: ScoringRequest) -> None:
+        """Raises `Overloaded`."""
+        request.submitted = self._clock()
+        seconds_left = None if request.deadline is None else request.deadline - request.submitted
         with self._lock:
-            if len(self._waiting) >= self._max_waiting:
-                raise Overloaded(f"{self._max_waiting} texts wait to be scored; try again later")
-            self._waiting.append(request)
-
-    def _snapshot(self) -> list[ScoringRequest]:
-        with self._lock:
-            return list(self._waiting)
+            self._admission.enter(request.priority, seconds_left, active=0)
+            self._arrived.append(request)
 
     def cancel(self, request_id: int) -> None:
-        self._drop([request for request in self._snapshot() if request.id == request_id], Cancelled("cancelled"))
+        self._take_in()
+        self._scheduler.cancel(request_id)
 
     def fail(self, error: Exception) -> None:
-        self._drop(self._snapshot(), error)
-
-    def _drop(self, requests: Sequence[ScoringRequest], error: Exception) -> None:
-        for request in requests:
-            with self._lock:
-                if request not in self._waiting:
-                    continue
-                self._waiting.remove(request)
-            request.resolve(error)
+        self._take_in()
+        while group := self._take(_MOST_ROWS):
+            for request in group:
+                self._resolve(request, error, Outcome.FAILED, self._clock())
 
     def advance(self, others_wait: bool) -> None:
         """Scores some: while others decode, one text; else as many of similar kind as make one run."""
-        now = self._clock()
-        late = [request for request in self._snapshot() if request.deadline is not None and now >= request.deadline]
-        self._drop(late, DeadlinePassed("the deadline is over"))
+        self._take_in()
+        began = self._clock()
+        for dropped in self._scheduler.sweep(began):
+            error, outcome = DROPPED[dropped.reason]
+            self._left_queue([dropped.request])
+            self._resolve(dropped.request, error(), outcome, began)
         group = self._take(1 if others_wait else _MOST_ROWS)
         if group:
-            self._run(group)
+            self._run(group, began)
+            self._measure(began, len(group))
+
+    def _take_in(self) -> None:
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        for request in arrived:
+            self._scheduler.submit(request)
 
     def _take(self, rows: int) -> list[ScoringRequest]:
-        group: list[ScoringRequest] = []
-        longest = 0
-        with self._lock:
-            while self._waiting and len(group) < rows:
-                longest = max(longest, len(self._waiting[0].target))
-                if group and longest * (len(group) + 1) > MOST_TOKENS:
-                    break
-                group.append(self._waiting.popleft())
+        longest = count = 0
+
+        def fits(request: ScoringRequest) -> bool:
+            nonlocal longest, count
+            longest, count = max(longest, len(request.target)), count + 1
+            return count == 1 or (count <= rows and longest * count <= MOST_TOKENS)
+
+        group = self._scheduler.next_in_line(fits)
+        for request in group:  # it never gets a slot: it is answered in this very step
+            self._scheduler.give_up(request)
+        self._left_queue(group)
         return group
 
-    def _run(self, group: Sequence[ScoringRequest]) -> None:
+    def _left_queue(self, requests: Sequence[ScoringRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                self._admission.leave(request.priority)
+
+    def _measure(self, began: float, texts: int) -> None:
+        """What a text costs those who wait: the steps between two runs count."""
+        ended = self._clock()
+        with self._lock:
+            self._admission.served((ended - (self._behind_since or began)) / texts)
+            self._behind_since = ended if self._admission.waiting else None
+
+    def _resolve(
+        self, request: ScoringRequest, answer: tuple[float, ...] | Exception, outcome: Outcome, began: float
+    ) -> None:
+        self._finished(
+            Finished(
+                outcome=outcome,
+                queue_seconds=began - request.submitted,
+                first_token_seconds=None,
+                total_seconds=self._clock() - request.submitted,
+                source_tokens=len(request.source or ()) + len(request.target),  # all of them are read
+                target_tokens=0,
+            )
+        )
+        try:
+            request.resolve(answer)
+        except Exception:
+            log.exception("nobody took the answer to request %d", request.id)
+
+    def _run(self, group: Sequence[ScoringRequest], began: float) -> None:
         sources = [request.source for request in group if request.source is not None]
         try:
             scores = self._backend.score_batch(
@@ -96,11 +151,11 @@ class Scoring:
         except Exception as error:
             if len(group) > 1:  # one of them is at fault
                 for request in group:
-                    self._run([request])
+                    self._run([request], began)
                 return
-            if isinstance(error, RequestError):
-                return group[0].resolve(error)
-            log.exception("scoring a text failed")
-            return group[0].resolve(ComputeError("the text could not be scored"))
+            if not isinstance(error, RequestError):
+                log.exception("scoring a text failed")
+                error = ComputeError("the text could not be scored")
+            return self._resolve(group[0], error, Outcome.FAILED, began)
         for request, values in zip(group, scores, strict=True):
-            request.resolve(tuple(values.tolist()))
+            self._resolve(request, tuple(values.tolist()), Outcome.OK, began)

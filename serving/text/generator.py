@@ -16,6 +16,7 @@ from serving.streams import Stream
 from serving.text.answers import Answer
 from serving.text.chat import ChatTemplate
 from serving.text.generation_options import GenerationOptions, generation_options
+from serving.text.host_work import HostWork, Told, nobody
 from serving.text.protocol import ModelCard, Tokenizer
 from serving.text.replies import milliseconds
 from serving.text.scoring import TextScorer
@@ -38,13 +39,15 @@ class Generator:
         tokenizer: Tokenizer,
         limits: TextLimits,
         workers: Executor,
+        told: Told = nobody,
     ) -> None:
         self.card = card
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
         self._workers = workers
-        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits)
+        self._told = told
+        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, told)
         self._chat = (
             ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
         )
@@ -54,9 +57,11 @@ class Generator:
 
     async def stream(self, request: pb.GenerateRequest, deadline: float | None) -> AsyncGenerator[pb.GenerateReply]:
         """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
-        prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+        work = HostWork()
+        with work.reads():
+            prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
             async for result in steps:
                 news = [reply for answer in answers if (reply := answer.news()) is not None]
                 if result is not None:
@@ -65,20 +70,26 @@ class Generator:
                     news = [*news[:-1], last]
                 for reply in news:
                     yield reply
+        self._told(work, 1)
 
     async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
-        prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+        work = HostWork()
+        with work.reads():
+            prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
-        return pb.GenerateResponse(
-            model=self.card.name,
-            version=str(self.card.version),
-            generations=[answer.whole() for answer in answers],
-            usage=self._usage(prepared, answers, result),
-            timings=milliseconds([result.timings]),
-        )
+        with work.writes():
+            response = pb.GenerateResponse(
+                model=self.card.name,
+                version=str(self.card.version),
+                generations=[answer.whole() for answer in answers],
+                usage=self._usage(prepared, answers, result),
+                timings=milliseconds([result.timings]),
+            )
+        self._told(work, 1)
+        return response
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
@@ -143,7 +154,7 @@ class Generator:
         return answers
 
     async def _decode(
-        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None
+        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, work: HostWork
     ) -> AsyncGenerator[Result | None]:
         """Fills the answers; yields when there is something new in them, at last with the result."""
         options = prepared.options.decoding
@@ -157,16 +168,17 @@ class Generator:
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
                 result = None
-                for _, news in batch:
-                    if isinstance(news, Result):
-                        result = news
-                        for answer, hypothesis in zip(answers, news.hypotheses, strict=False):
-                            answer.complete(hypothesis)
-                    elif news.index < len(answers):
-                        answer = answers[news.index]
-                        answer.take(news)
-                        if answer.stopped:
-                            stream.enough(0, news.index)
+                with work.writes():
+                    for _, news in batch:
+                        if isinstance(news, Result):
+                            result = news
+                            for answer, hypothesis in zip(answers, news.hypotheses, strict=False):
+                                answer.complete(hypothesis)
+                        elif news.index < len(answers):
+                            answer = answers[news.index]
+                            answer.take(news)
+                            if answer.stopped:
+                                stream.enough(0, news.index)
                 yield result
 
     def _usage(self, prepared: _Prepared, answers: Sequence[Answer], result: Result) -> pb.Usage:

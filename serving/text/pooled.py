@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from protos import beamline_pb2 as pb
 from serving.backends.base import Floats
-from serving.bridge import deliver
+from serving.bridge import Resolve, answer_all
 from serving.calls import current_call
 from serving.config import TextLimits
 from serving.engine.pooled import Pooled, PooledRequest
-from serving.errors import InvalidRequest, Overloaded
+from serving.errors import InvalidRequest
 from serving.manifest import PooledManifest
+from serving.text.host_work import HostWork, Told, nobody
 from serving.text.protocol import Tokenizer
 
 _LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
@@ -28,6 +28,10 @@ _POOLINGS = {
     pb.POOLING_MAX: "max",
     pb.POOLING_ATTENTION: "attention",
 }
+
+
+Read = tuple[int, Pooled]  # how many tokens an input has, and what the model found
+Answer = TypeVar("Answer")
 
 
 class Reads(Protocol):
@@ -42,8 +46,15 @@ class Reads(Protocol):
 
 class PooledModel:
     def __init__(
-        self, card: PooledManifest, engine: Reads, tokenizer: Tokenizer, limits: TextLimits, workers: Executor
+        self,
+        card: PooledManifest,
+        engine: Reads,
+        tokenizer: Tokenizer,
+        limits: TextLimits,
+        workers: Executor,
+        told: Told = nobody,
     ) -> None:
+        self._told = told
         self.card = card
         self._engine = engine
         self._tokenizer = tokenizer
@@ -53,32 +64,40 @@ class PooledModel:
     async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
         """`deadline` is on `time.monotonic()`."""
         wanted = self.label_count(request.top_k if request.HasField("top_k") else None)
-        found = await self.read(request.ByteSize(), request.inputs, request.truncate, deadline)
-        return pb.ClassifyResponse(
-            model=self.card.name,
-            version=str(self.card.version),
-            classifications=[
-                pb.Classification(labels=self.labels(pooled, wanted), source_tokens=tokens, timings=_timings(pooled))
-                for tokens, pooled in found
-            ],
-        )
+
+        def write(found: Sequence[Read]) -> pb.ClassifyResponse:
+            return pb.ClassifyResponse(
+                model=self.card.name,
+                version=str(self.card.version),
+                classifications=[
+                    pb.Classification(
+                        labels=self.labels(pooled, wanted), source_tokens=tokens, timings=_timings(pooled)
+                    )
+                    for tokens, pooled in found
+                ],
+            )
+
+        return await self.read(request.ByteSize(), request.inputs, request.truncate, deadline, write)
 
     async def embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbedResponse:
         pooling = self.pooling(_POOLINGS.get(request.pooling, str(request.pooling)) if request.pooling else None)
         normalize = request.normalize if request.HasField("normalize") else None
-        found = await self.read(request.ByteSize(), request.inputs, request.truncate, deadline)
-        return pb.EmbedResponse(
-            model=self.card.name,
-            version=str(self.card.version),
-            embeddings=[
-                pb.Embedding(
-                    values=self.vector(pooled, pooling, normalize).tolist(),
-                    source_tokens=tokens,
-                    timings=_timings(pooled),
-                )
-                for tokens, pooled in found
-            ],
-        )
+
+        def write(found: Sequence[Read]) -> pb.EmbedResponse:
+            return pb.EmbedResponse(
+                model=self.card.name,
+                version=str(self.card.version),
+                embeddings=[
+                    pb.Embedding(
+                        values=self.vector(pooled, pooling, normalize).tolist(),
+                        source_tokens=tokens,
+                        timings=_timings(pooled),
+                    )
+                    for tokens, pooled in found
+                ],
+            )
+
+        return await self.read(request.ByteSize(), request.inputs, request.truncate, deadline, write)
 
     # -- what can be asked for ---------------------------------------------------------------------------------------
 
@@ -119,17 +138,26 @@ class PooledModel:
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     async def read(
-        self, size: int, inputs: Sequence[pb.Input], truncate: bool, deadline: float | None
-    ) -> list[tuple[int, Pooled]]:
-        """How many tokens each input has, and what the model found. `size` is the request's, in bytes."""
+        self,
+        size: int,
+        inputs: Sequence[pb.Input],
+        truncate: bool,
+        deadline: float | None,
+        write: Callable[[Sequence[Read]], Answer],
+    ) -> Answer:
+        """What `write` makes of what the model found. `size` is the request's, in bytes."""
 
-        def work() -> list[tuple[int, ...]]:
+        def prepare() -> list[tuple[int, ...]]:
             return self._sources(inputs, truncate)
 
-        large = size > _LARGE
-        sources = await asyncio.get_running_loop().run_in_executor(self._workers, work) if large else work()
+        work, large = HostWork(), size > _LARGE
+        with work.reads():
+            sources = await asyncio.get_running_loop().run_in_executor(self._workers, prepare) if large else prepare()
         found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
-        return [(len(source), pooled) for source, pooled in zip(sources, found, strict=True)]
+        with work.writes():
+            answer = write([(len(source), pooled) for source, pooled in zip(sources, found, strict=True)])
+        self._told(work, len(sources))
+        return answer
 
     def _sources(self, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
         limits = self._limits
@@ -173,56 +201,18 @@ class PooledModel:
 async def read_all(
     engine: Reads, sources: Sequence[tuple[int, ...]], deadline: float | None, max_in_flight: int
 ) -> list[Pooled]:
-    """The answers in the order of the sources, no more than `max_in_flight` with the engine at once. If one fails, or
-    the caller goes away, the rest are cancelled."""
-    loop, call = asyncio.get_running_loop(), current_call()
-    pending: dict[int, tuple[int, asyncio.Future[Pooled]]] = {}
-    found: dict[int, Pooled] = {}
+    """The answers in the order of the sources."""
+    call = current_call()
 
-    def submit(number: int) -> bool:
-        answer: asyncio.Future[Pooled] = loop.create_future()
+    def submit(number: int, resolve: Resolve[Pooled]) -> int:
+        queue_deadline = None if call.queue_timeout is None else time.monotonic() + call.queue_timeout
         request = PooledRequest(
-            sources[number],
-            partial(deliver, loop, partial(_settle, answer)),
-            deadline,
-            priority=call.priority,
-            queue_deadline=None if call.queue_timeout is None else time.monotonic() + call.queue_timeout,
+            sources[number], resolve, deadline, priority=call.priority, queue_deadline=queue_deadline
         )
-        try:
-            engine.submit(request)
-        except Overloaded:
-            if not pending:  # waiting would be a second, hidden queue
-                raise
-            return False
-        pending[number] = (request.id, answer)
-        return True
+        engine.submit(request)
+        return request.id
 
-    async def progress() -> None:
-        await asyncio.wait([answer for _, answer in pending.values()], return_when=asyncio.FIRST_COMPLETED)
-        for number in [number for number, (_, answer) in pending.items() if answer.done()]:
-            found[number] = pending.pop(number)[1].result()
-
-    try:
-        for number in range(len(sources)):
-            while len(pending) >= max_in_flight or not submit(number):
-                await progress()
-        while pending:
-            await progress()
-    except BaseException:
-        for request_id, answer in pending.values():
-            engine.cancel(request_id)
-            answer.cancel()
-        raise
-    return [found[number] for number in range(len(sources))]
-
-
-def _settle(answer: asyncio.Future[Pooled], outcome: Pooled | Exception) -> None:
-    if answer.done():  # cancelled
-        return
-    if isinstance(outcome, Exception):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome)
+    return await answer_all(len(sources), submit, engine.cancel, max_in_flight)
 
 
 def _timings(pooled: Pooled) -> pb.Timings:

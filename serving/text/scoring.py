@@ -9,6 +9,7 @@ from protos import beamline_pb2 as pb
 from serving.bridge import Pair, Scorer, score_all
 from serving.config import TextLimits
 from serving.errors import InvalidRequest
+from serving.text.host_work import HostWork, Told, nobody
 from serving.text.protocol import ModelCard, Tokenizer
 
 _MAX_TEXTS = 256
@@ -17,8 +18,15 @@ _MAX_TOKENS = 16384  # of one call
 
 class TextScorer:
     def __init__(
-        self, card: ModelCard, engine: Scorer, source: Tokenizer, target: Tokenizer, limits: TextLimits
+        self,
+        card: ModelCard,
+        engine: Scorer,
+        source: Tokenizer,
+        target: Tokenizer,
+        limits: TextLimits,
+        told: Told = nobody,
     ) -> None:
+        self._told = told
         self._card = card
         self._engine = engine
         self._source = source
@@ -28,18 +36,22 @@ class TextScorer:
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         if not 1 <= len(request.texts) <= _MAX_TEXTS:
             raise InvalidRequest(f"the call has {len(request.texts)} texts; give 1 to {_MAX_TEXTS}")
-        translates = self._card.translates
-        sources = self._sources(request)
-        targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
-        if sum(map(len, targets)) > _MAX_TOKENS:
-            raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
-        pairs = [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
-        found = await score_all(self._engine, sources if translates else None, pairs, deadline)
-        return pb.ScoreResponse(
-            model=self._card.name,
-            version=str(self._card.version),
-            scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
-        )
+        work, translates = HostWork(), self._card.translates
+        with work.reads():
+            sources = self._sources(request)
+            targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
+            if sum(map(len, targets)) > _MAX_TOKENS:
+                raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
+            pairs = [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
+        found = await self._ask(sources if translates else None, pairs, deadline)
+        with work.writes():
+            response = pb.ScoreResponse(
+                model=self._card.name,
+                version=str(self._card.version),
+                scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
+            )
+        self._told(work, len(pairs))
+        return response
 
     def pair(self, ids: Sequence[int], where: str) -> Pair:
         """What the model reads, and what should follow. Where nothing stands before the first token, it can't be
@@ -57,8 +69,13 @@ class TextScorer:
             pair = self.pair(ids, "the prompt")
         except InvalidRequest:
             return [None] * len(ids)
-        values = (await score_all(self._engine, None, [pair], deadline))[0]
+        values = (await self._ask(None, [pair], deadline))[0]
         return [*[None] * (len(ids) - len(values)), *values]
+
+    async def _ask(
+        self, sources: list[tuple[int, ...]] | None, pairs: Sequence[Pair], deadline: float | None
+    ) -> list[tuple[float, ...]]:
+        return await score_all(self._engine, sources, pairs, deadline, self._limits.max_in_flight)
 
     def _sources(self, request: pb.ScoreRequest) -> list[tuple[int, ...]]:
         given = list(request.sources)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from functools import partial
 
 from protos import beamline_pb2 as pb
 from serving.bridge import ModelEngine, decode_all
 from serving.config import TextLimits
 from serving.engine.request import Result
 from serving.streams import Stream
+from serving.text.host_work import HostWork, Told, nobody
 from serving.text.inputs import InputReader, PreparedInput
 from serving.text.protocol import ModelCard, Tokenizer
 from serving.text.replies import ReplyBuilder, Wanted
@@ -28,42 +30,59 @@ class Translator:
         target: Tokenizer,
         limits: TextLimits,
         workers: Executor,
+        told: Told = nobody,
     ) -> None:
         self.card = card
         self._engine = engine
         self._reader = InputReader(card, source, target, limits)
         self._replies = ReplyBuilder(target)
         self._target = target
-        self._scorer = TextScorer(card, engine, source, target, limits)
+        self._scorer = TextScorer(card, engine, source, target, limits, told)
         self._limits = limits
         self._workers = workers
+        self._told = told
 
     async def translate(self, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
         """`deadline` is on `time.monotonic()`."""
-        prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
+        work = HostWork()
+        with work.reads():
+            prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
         jobs = [job for item in prepared for job in item.jobs]
         results = await decode_all(self._engine, jobs, deadline, self._limits.max_in_flight)
-        return await run_where_it_fits(self._workers, request, lambda: self._response(request, prepared, results))
+        with work.writes():
+            write = partial(self._response, request, prepared, results)
+            response = await run_where_it_fits(self._workers, request, write)
+        self._told(work, len(jobs))
+        return response
 
     async def stream(self, request: pb.TranslateRequest, deadline: float | None) -> AsyncGenerator[pb.TranslateReply]:
         """The pieces of every input's translation, as they come. Leave it through `contextlib.aclosing`."""
-        prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
+        work = HostWork()
+        with work.reads():
+            prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
         growing = [GrowingTranslation(item, self._target) for item in prepared]
         places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.jobs))]
         jobs = [job for item in prepared for job in item.jobs]
-        limits = self._limits
+        wanted, limits = Wanted.by(request.options), self._limits
         stream = Stream(self._engine, jobs, deadline, limits.max_in_flight, limits.max_unread_tokens)
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
-                for job, news in batch:
-                    growing[places[job][0]].take(places[job][1], news)
-                for number in sorted({places[job][0] for job, _ in batch}):
-                    reply = pb.TranslateReply(input=number, text=growing[number].news())
-                    if (results := growing[number].results) is not None:
-                        translation = self._replies.translation(prepared[number], results, Wanted.by(request.options))
-                        reply.translation.CopyFrom(translation)
-                    if reply.text or results is not None:
+                with work.writes():
+                    for job, news in batch:
+                        growing[places[job][0]].take(places[job][1], news)
+                    changed = sorted({places[job][0] for job, _ in batch})
+                    replies = [self._reply(number, growing[number], wanted) for number in changed]
+                for reply in replies:
+                    if reply.text or reply.HasField("translation"):
                         yield reply
+        self._told(work, len(jobs))
+
+    def _reply(self, number: int, growing: GrowingTranslation, wanted: Wanted) -> pb.TranslateReply:
+        """What is new of one input's translation, and all of it where it is over."""
+        reply = pb.TranslateReply(input=number, text=growing.news())
+        if (results := growing.results) is not None:
+            reply.translation.CopyFrom(self._replies.translation(growing.prepared, results, wanted))
+        return reply
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         return await self._scorer.score(request, deadline)

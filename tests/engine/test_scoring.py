@@ -8,6 +8,7 @@ import torch
 from serving.engine.core import Engine
 from serving.engine.request import DecodingOptions, Request
 from serving.engine.scoring import ScoringRequest
+from serving.engine.stats import Outcome
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 from tests.engine.test_generation import Harness, prompt
 from tests.support.engines import make_engine
@@ -92,11 +93,43 @@ def test_what_can_go_wrong_with_a_text(tiny_lm: TinyModel, monkeypatch: pytest.M
     assert [type(answer) for answer in (*good, *bad, *late, *gone)] == [tuple, ComputeError, DeadlinePassed, Cancelled]
     for _ in range(1000):
         harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
-    with pytest.raises(Overloaded, match="1000 texts wait"):
+    with pytest.raises(Overloaded, match=r"\(scoring\) is full \(1000 waiting\)"):
         harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
     harness.engine.drain()
     with pytest.raises(ShuttingDown):
         harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
     harness.engine.fail_everything(ShuttingDown("over"))
     assert len(over) == 1000
+    assert not harness.engine.busy
+
+
+def question(answers: list[Scores], **settings: object) -> ScoringRequest:
+    return ScoringRequest(None, (5, 6), (6, 7), answers.append, **settings)  # type: ignore[arg-type]
+
+
+def test_who_is_more_urgent_is_scored_first(tiny_lm: TinyModel) -> None:
+    harness = Harness(tiny_lm)
+    endless = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=40, min_length=41)
+    harness.engine.submit(Request(prompt(5), endless, lambda answer: None))
+    patient, usual, urgent = list[Scores](), list[Scores](), list[Scores]()
+    for answers, priority in ((patient, 3), (usual, 1), (urgent, 0)):
+        harness.engine.score(question(answers, priority=priority))
+    seen = []
+    for _ in range(3):  # beside somebody who decodes, one at every step
+        harness.engine.step()
+        seen.append([len(answers) for answers in (urgent, usual, patient)])
+    assert seen == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert [finished.outcome for stats in harness.stats for finished in stats.finished] == [Outcome.OK] * 3
+
+
+def test_who_waits_too_long_to_be_scored_is_refused(tiny_lm: TinyModel) -> None:
+    harness = Harness(tiny_lm)
+    late, patient = list[Scores](), list[Scores]()
+    harness.engine.score(question(late, queue_deadline=-1.0))
+    harness.engine.score(question(patient))
+    stats = harness.engine.step()
+    assert isinstance(late[0], Overloaded)
+    assert "queue timeout" in str(late[0])
+    assert isinstance(patient[0], tuple)
+    assert [finished.outcome for finished in stats.finished] == [Outcome.QUEUE_TIMEOUT, Outcome.OK]
     assert not harness.engine.busy

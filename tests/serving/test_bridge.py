@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from serving.bridge import Job, decode_all
+from serving.bridge import Job, Resolve, answer_all, decode_all
 from serving.engine.request import DecodingOptions, Request, Result
 from serving.errors import ComputeError, Overloaded, ShuttingDown
 from tests.serving.doubles import EngineDouble, echo
@@ -120,3 +120,51 @@ async def test_answers_for_a_loop_that_is_closed_are_dropped() -> None:
 
     await asyncio.to_thread(abandon)
     double.submitted[0].resolve(ComputeError("late"))
+
+
+# -- requests with one answer each: texts that are read or scored ----------------------------------------------------
+
+
+class Readers:
+    """Room for two; the tests answer."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Resolve[int]] = {}
+        self.most = 0
+        self.cancelled: list[int] = []
+
+    def submit(self, number: int, resolve: Resolve[int]) -> int:
+        if len(self.waiting) == 2:
+            raise Overloaded("full")
+        self.waiting[number] = resolve
+        self.most = max(self.most, len(self.waiting))
+        return 100 + number
+
+    async def answer(self, *numbers: int) -> None:
+        for number in numbers:
+            while number not in self.waiting:
+                await asyncio.sleep(0)
+            self.waiting.pop(number)(10 * number)
+
+
+async def test_a_call_longer_than_the_queue_gets_its_answers_in_order() -> None:
+    readers = Readers()
+    asking = asyncio.create_task(answer_all(5, readers.submit, readers.cancelled.append, max_in_flight=64))
+    await readers.answer(1, 0, 2, 3, 4)
+    assert await asking == [0, 10, 20, 30, 40]
+    assert readers.most == 2
+    assert readers.cancelled == []
+
+
+async def test_a_failure_among_them_cancels_the_rest() -> None:
+    readers = Readers()
+    asking = asyncio.create_task(answer_all(2, readers.submit, readers.cancelled.append, max_in_flight=64))
+    while len(readers.waiting) < 2:
+        await asyncio.sleep(0)
+    readers.waiting[1](ComputeError("broken"))
+    with pytest.raises(ComputeError, match="broken"):
+        await asking
+    assert readers.cancelled == [100]
+    refused = answer_all(1, readers.submit, readers.cancelled.append, max_in_flight=64)
+    with pytest.raises(Overloaded):  # two others wait, and none of them is ours
+        await refused

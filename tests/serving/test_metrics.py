@@ -155,9 +155,10 @@ def test_tritons_names_and_labels_are_exact() -> None:
         Finished(Outcome.CANCELLED, 0.5, None, 0.5, 5, 0),
     )
     observe(step(finished=finished, queued=3, step_seconds=0.5, encode_seconds=0.125, decode_seconds=0.25))
-    observe(step(queued=2, beam_width=0, step_seconds=0.0, encode_seconds=0.0, decode_seconds=0.0))
+    observe(step(queued=2, active=0, beam_width=0, step_seconds=0.0, encode_seconds=0.0, decode_seconds=0.0))
     metrics.triton.call('a "b"\\', "7", 1.5, answered=True)
     metrics.triton.call('a "b"\\', "7", 9.0, answered=False)
+    metrics.triton.host_worked('a "b"\\', "7", reading=0.125, writing=0.25)
     text = metrics.exposition().decode()
     for name, kind in TRITON.items():
         assert f"# TYPE {name} {kind}\n" in text
@@ -173,8 +174,8 @@ def test_tritons_names_and_labels_are_exact() -> None:
             "nv_inference_request_duration_us": 1_500_000,
             "nv_inference_queue_duration_us": 750_000,
             "nv_inference_compute_input_duration_us": 125_000,
-            "nv_inference_compute_infer_duration_us": 625_000,
-            "nv_inference_compute_output_duration_us": 125_000,
+            "nv_inference_compute_infer_duration_us": 750_000,
+            "nv_inference_compute_output_duration_us": 250_000,
             "nv_inference_pending_request_count": 2,
         }.items()
     }

@@ -103,10 +103,11 @@ def _facts(engine: ServedEngine | PooledEngine) -> dict[str, object]:
 
 
 def statistics(model: ServedModel) -> oip.ModelStatistics:
-    """A request is one text. `queue` is the wait for a slot, `compute_infer` from there to the answer; executions are
-    decoding steps, and a batch is what was in one."""
+    """A request is one text. `compute_input` is the host's work before the engine has it, `queue` the wait for a slot,
+    `compute_infer` from there to the answer, and `compute_output` the host's work behind it; `success` is their sum.
+    Executions are steps, and a batch is what was in one."""
     totals = model.statistics.totals()
-    nothing = oip.StatisticDuration(count=totals.success.count)
+    host = totals.reading.seconds + totals.writing.seconds
     return oip.ModelStatistics(
         name=model.manifest.name,
         version=str(model.version),
@@ -114,12 +115,12 @@ def statistics(model: ServedModel) -> oip.ModelStatistics:
         inference_count=totals.success.count,
         execution_count=sum(total.count for total in totals.batches.values()),
         inference_stats=oip.InferStatistics(
-            success=_duration(totals.success),
+            success=_duration(totals.success.plus(host, count=0)),
             fail=_duration(totals.failure),
             queue=_duration(totals.queue),
-            compute_input=nothing,
+            compute_input=_duration(totals.reading),
             compute_infer=_duration(totals.compute),
-            compute_output=nothing,
+            compute_output=_duration(totals.writing),
         ),
         batch_stats=[
             oip.InferBatchStatistics(batch_size=size, compute_infer=_duration(total))

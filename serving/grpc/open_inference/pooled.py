@@ -7,13 +7,15 @@ Out: where there are labels, `label` BYTES [N, K] and `probability` FP32 [N, K],
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protos import open_inference_pb2 as oip
 from serving.errors import InvalidRequest
 from serving.grpc.open_inference.infer import Outputs, Question
 from serving.grpc.open_inference.parameters import PooledOptions
 from serving.grpc.open_inference.tensors import OutputWriter
 from serving.manifest import PooledManifest
-from serving.text.pooled import PooledModel
+from serving.text.pooled import PooledModel, Read
 
 LABEL, PROBABILITY, EMBEDDING = "label", "probability", "embedding"
 _CLASSIFIES = Outputs((LABEL, PROBABILITY), (LABEL, PROBABILITY, EMBEDDING))
@@ -32,18 +34,21 @@ async def once(model: PooledModel, question: Question, size: int, deadline: floa
         raise InvalidRequest(f"parameter 'top_k' chooses labels; ask for the output {LABEL!r}, or leave it out")
     count = model.label_count(options.top_k) if classifies else 0
     pooling = model.pooling(options.pooling)
-    found = [pooled for _, pooled in await model.read(size, question.inputs, bool(options.truncate), deadline)]
-    best = [label for pooled in found for label in (model.labels(pooled, count) if classifies else ())]
     card = model.card
-    reply = oip.ModelInferResponse(model_name=card.name, model_version=str(card.version), id=question.id)
-    writer = OutputWriter(reply, question.raw)
-    for output in question.outputs:
-        if output == LABEL:
-            writer.text(output, [len(found), count], [label.name for label in best])
-        elif output == PROBABILITY:
-            writer.floats(output, [len(found), count], [label.probability for label in best])
-        else:
-            vectors = [model.vector(pooled, pooling, options.normalize) for pooled in found]
-            values = [value for vector in vectors for value in vector.tolist()]
-            writer.floats(output, [len(found), card.width], values)
-    return reply
+
+    def write(found: Sequence[Read]) -> oip.ModelInferResponse:
+        best = [label for _, pooled in found for label in (model.labels(pooled, count) if classifies else ())]
+        reply = oip.ModelInferResponse(model_name=card.name, model_version=str(card.version), id=question.id)
+        writer = OutputWriter(reply, question.raw)
+        for output in question.outputs:
+            if output == LABEL:
+                writer.text(output, [len(found), count], [label.name for label in best])
+            elif output == PROBABILITY:
+                writer.floats(output, [len(found), count], [label.probability for label in best])
+            else:
+                vectors = [model.vector(pooled, pooling, options.normalize) for _, pooled in found]
+                values = [value for vector in vectors for value in vector.tolist()]
+                writer.floats(output, [len(found), card.width], values)
+        return reply
+
+    return await model.read(size, question.inputs, bool(options.truncate), deadline, write)

@@ -46,6 +46,17 @@ async def test_urgency_and_patience_reach_the_engine() -> None:
     assert urgent.queue_deadline is not None
 
 
+async def test_and_those_of_texts_to_be_scored() -> None:
+    engine = EngineDouble()
+    texts = pb.ScoreRequest(texts=[pb.Input(text="a"), pb.Input(text="b")], sources=[pb.Input(text="c")])
+    async with running(engine) as server, connected(server) as stub:
+        await stub.Score(texts)
+        await stub.Score(texts, metadata=(("x-beamline-priority", "3"), ("x-beamline-queue-timeout-ms", "60000")))
+    assert [(each.priority, each.queue_deadline is None) for each in engine.scored] == [(1, True)] * 2 + [
+        (3, False)
+    ] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -1,0 +1,35 @@
+"""How long the host works for a call: before the engine has it (texts to tokens), and behind it (tokens to text)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class HostWork:
+    """Of one call, in seconds."""
+
+    def __init__(self) -> None:
+        self.reading = 0.0
+        self.writing = 0.0
+
+    @contextmanager
+    def reads(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.reading += time.monotonic() - began
+
+    @contextmanager
+    def writes(self) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.writing += time.monotonic() - began
+
+
+# Told of every call that was answered, and of how many sequences it had.
+Told = Callable[[HostWork, int], None]
+
+
+def nobody(work: HostWork, sequences: int) -> None:
+    pass
