@@ -119,6 +119,10 @@ class ServedModel:
     def version(self) -> int:
         return self.manifest.version
 
+    @property
+    def slots(self) -> int:
+        return self.engine.rows if isinstance(self.engine, PooledEngine) else self.engine.plan.slots
+
     def is_still(self, version: ModelVersion, settings: ModelSettings) -> bool:
         """The manifest has the hashes of all else."""
         return self.manifest == version.manifest and self.settings == settings
@@ -177,9 +181,9 @@ class ModelLoader:
         model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers, told)
         return ServedModel(model, engine, settings, manifest, statistics, label)
 
-    def nobody_has(self, label: str) -> None:
-        """What it counted stays; what it measured at every step is over."""
-        self._metrics.slots.labels(label).set(0)
+    def has_it_now(self, label: str, model: ServedModel | None) -> None:
+        """Whose metrics these are before its first step. None: what was counted stays, what steps measure is over."""
+        self._metrics.slots.labels(label).set(0 if model is None else model.slots)
 
     def _observers(self, label: str, name: str, version: int, statistics: Statistics) -> Observe:
         count = self._metrics.observer(label, name, str(version))

@@ -294,6 +294,7 @@ class ModelManager:
         staying = set(loaded.values())
         for model in staying - set(old.values()):
             self._driver.add(model.engine)
+            self._loader.has_it_now(model.label, model)
         for model in set(old.values()) - staying:
             self._leaving[model.model] = model
         self._models.replace(name, [each.model for each in loaded.values()], self._retire)
@@ -310,8 +311,8 @@ class ModelManager:
 
     def _forget(self, model: Model) -> None:
         label = self._leaving.pop(model).label
-        if not any(model.label == label for models in self._served.values() for model in models.values()):
-            self._loader.nobody_has(label)
+        served = [model for models in self._served.values() for model in models.values()]
+        self._loader.has_it_now(label, next((model for model in served if model.label == label), None))
         self._thread.submit(_give_memory_back)
 
 

@@ -18,6 +18,7 @@ from serving.guard import Guard
 from serving.http.gateway import Gateway, refusal
 from serving.http.openapi import openapi
 from serving.lifecycle import Lifecycle
+from serving.manifest import PooledManifest
 from serving.metrics import Metrics
 from serving.registry import Models
 
@@ -87,11 +88,15 @@ def _refused(guard: Guard, method: str, request: Request) -> Response | None:
 
 
 def _cards(models: Models) -> Iterable[dict[str, Any]]:
-    for translator in models:
-        card = translator.card
+    for model in models.everything():
+        card = model.card
+        named: dict[str, Any] = {"name": card.name, "version": str(card.version)}
+        if isinstance(card, PooledManifest):
+            yield {**named, "task": card.task, "labels": list(card.labels)}
+            continue
         yield {
-            "name": card.name,
-            "version": str(card.version),
+            **named,
+            "task": "translate" if card.translates else "generate",
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
         }

@@ -246,6 +246,7 @@ async def test_an_unloaded_model_finishes_and_is_gone(tmp_path: Path) -> None:
         assert this.reason("de") == "it was unloaded"
         assert 'beamline_slots{model="de"} 0.0' in this.server.metrics.exposition().decode()
         await this.manager.load("de")
+        assert 'beamline_slots{model="de"} 4.0' in this.server.metrics.exposition().decode()
         assert await this.version() == "1"
 
 

@@ -141,8 +141,10 @@ async def test_the_same_over_http(pooled_repository: Path) -> None:
         started(Server(config)) as server,
         httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
     ):
+        (listed,) = (await client.get("/v1/models")).json()["models"]
         labels = await client.post("/v1/classify", json={"inputs": [{"text": TEXTS[0]}], "top_k": 1})
         vector = await client.post("/v1/embed", json={"inputs": [{"text": TEXTS[0]}], "pooling": "POOLING_MAX"})
+    assert listed == {"name": "mood", "version": "1", "task": "classify", "labels": list(LABELS)}
     wanted = expected(pooled_repository, TEXTS[0])
     best = int(wanted["probabilities"].argmax())
     (label,) = labels.json()["classifications"][0]["labels"]

@@ -97,7 +97,7 @@ async def test_they_are_described_and_counted(pooled_repository: Path) -> None:
         ({"top_k": 9}, (), "top_k is 9; this model has 3 labels: 1 to 3"),
         ({"top_k": "2"}, (), "parameter 'top_k' must be a whole number"),
         ({"top_k": 1}, ("embedding",), "parameter 'top_k' chooses labels; ask for the output 'label'"),
-        ({"pooling": "first"}, (), "pooling is first; model mood knows last"),
+        ({"pooling": "first"}, (), "pooling is first; model mood knows attention, last, mean, max"),
         ({"normalize": 1}, ("embedding",), "parameter 'normalize' must be true or false"),
         ({"beam_size": 2}, (), "'beam_size' is not known; known are top_k, pooling, normalize, truncate, timeout"),
         ({"stream": True}, (), "parameter 'stream' is not known"),
@@ -123,7 +123,7 @@ async def test_a_stream_answers_in_one_piece(pooled_repository: Path) -> None:
             answers: list[Any] = []
             client.start_stream(callback=lambda result, error: answers.append((result, error)))
             for text in TEXTS:
-                client.async_stream_infer("mood", texts(text), parameters={"truncate": True, "priority": 1})
+                client.async_stream_infer("mood", texts(text), priority=1, parameters={"truncate": True})
             client.stop_stream()  # waits for the answers
             return answers
 
