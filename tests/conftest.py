@@ -11,6 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from converters.families.recurrent_pooled import RecurrentPooledConverter
 from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
@@ -19,6 +20,10 @@ from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, mak
 from tests.support.pooled import pooled_config, pooled_model, write_pooled
 from tests.support.processes import run_beamline
 from tests.support.tiny_lm import TinyModel, export_tiny_lm
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("beamline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("beamline")
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ TENSOR = StateTensor(name="t", kind=StateKind.CACHE, dtype="float32", shape=("B"
 lengths = st.integers(1, 16)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(lengths, st.integers(0, 4)), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_layouts_keep_what_both_have(changes: list[tuple[int, int]], chance: object) -> None:
     """Growing and shrinking never mixes rows, and what is new is zero."""

@@ -64,7 +64,7 @@ def test_early_refusal_can_be_switched_off() -> None:
     ),
     max_queue=st.integers(1, 8),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_it_counts_and_always_gives_a_usable_hint(
     events: list[tuple[str, float, float | None]], max_queue: int
 ) -> None:

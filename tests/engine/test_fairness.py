@@ -21,7 +21,7 @@ def run(turns: FairShare[Model], busy: list[Model], costs: dict[str, float], ste
 
 
 @given(costs=st.lists(st.floats(0.001, 1.0), min_size=2, max_size=5), steps=st.integers(10, 200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_time_is_shared_equally_whatever_a_step_costs(costs: list[float], steps: int) -> None:
     models = [Model(str(number)) for number in range(len(costs))]
     used = run(FairShare(), models, {str(number): cost for number, cost in enumerate(costs)}, steps)

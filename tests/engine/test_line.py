@@ -29,7 +29,7 @@ def jobs_of(arrivals: list[tuple[float, int]]) -> list[Job]:
 
 
 @given(arrivals=ARRIVALS, data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_order_is_that_of_the_plain_rule(arrivals: list[tuple[float, int]], data: st.DataObject) -> None:
     line: Line[Job] = Line()
     waiting: list[Job] = []
@@ -51,7 +51,7 @@ def test_the_order_is_that_of_the_plain_rule(arrivals: list[tuple[float, int]], 
 
 
 @given(arrivals=ARRIVALS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nobody_is_overtaken_by_one_who_came_much_later(arrivals: list[tuple[float, int]]) -> None:
     line: Line[Job] = Line()
     jobs = jobs_of(arrivals)

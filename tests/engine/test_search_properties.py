@@ -136,7 +136,7 @@ def problems(draw: st.DrawFn) -> tuple[Table, DecodingOptions, int]:
     return table, options, draw(st.integers(width, 6))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(problems())
 def test_the_same_as_the_plain_algorithm(problem: tuple[Table, DecodingOptions, int]) -> None:
     table, options, beams = problem
@@ -162,7 +162,7 @@ def _has_ties(expected: list[Ended]) -> bool:
     return any(abs(a - b) < 1e-4 for a, b in pairwise(scores))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems(), st.integers(0, 1000))
 def test_compaction_keeps_every_living_beams_past(problem: tuple[Table, DecodingOptions, int], seed: int) -> None:
     """A cache of tokens instead of keys: after any compaction, the entries that live are exactly the beams' words."""
@@ -189,7 +189,7 @@ def test_compaction_keeps_every_living_beams_past(problem: tuple[Table, Decoding
             assert search.live_entries() == list(range(len(keep)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems(), st.integers(0, 12))
 def test_time_over_gives_whole_sequences(problem: tuple[Table, DecodingOptions, int], steps: int) -> None:
     table, options, beams = problem

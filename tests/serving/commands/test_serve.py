@@ -136,8 +136,8 @@ def test_a_signal_drains_and_exits_cleanly(number: signal.Signals) -> None:
             # Answered only if the one before it has been taken in: calls of a connection come in order.
             stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="c")]))
             server.send_signal(number)
-            assert running.result(timeout=30).translations[0].hypotheses[0].text == "b" * 50
-        assert server.wait(timeout=30) == 0
+            assert running.result(timeout=120).translations[0].hypotheses[0].text == "b" * 50
+        assert server.wait(timeout=120) == 0
 
 
 def test_a_second_signal_stops_at_once() -> None:
@@ -154,6 +154,6 @@ def test_a_second_signal_stops_at_once() -> None:
         while "draining" not in server.stderr.readline():
             pass
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=30) == 128 + signal.SIGTERM
+        assert server.wait(timeout=120) == 128 + signal.SIGTERM
         with pytest.raises(grpc.RpcError):
-            call.result(timeout=30)
+            call.result(timeout=120)

@@ -48,7 +48,7 @@ def test_both_generated_codes_live_in_one_process_in_either_order() -> None:
         "import protos.open_inference_pb2, tritonclient.grpc",
         "import tritonclient.grpc, protos.open_inference_pb2, serving.grpc.server",
     ):
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 async def call(channel: Any, name: str, message: bytes) -> None:

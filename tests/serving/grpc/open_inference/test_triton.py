@@ -25,7 +25,7 @@ async def test_in_its_own_process() -> None:
             [sys.executable, "-P", triton_session.__file__, server.grpc_address, "fake"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
