@@ -11,7 +11,16 @@ from serving.repository import newest, scan
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.live_tree import english_sentences, print_live_tree
-from tests.benchmarks.measure import BEAMLINE, CASES, FLOAT32, INT8, QUICK_CASES, TRANSFORMERS, measure
+from tests.benchmarks.measure import (
+    BEAMLINE,
+    BEAMLINE_INT8,
+    CASES,
+    FLOAT32,
+    INT8,
+    QUICK_CASES,
+    TRANSFORMERS,
+    measure,
+)
 from tests.benchmarks.report import print_report
 from tests.benchmarks.workers import Worker
 
@@ -41,7 +50,7 @@ def _arguments() -> argparse.Namespace:
 
 def _speed(options: argparse.Namespace) -> None:
     cache, threads = options.cache.resolve(), options.threads
-    ours = shape.for_beamline(cache)
+    ours, in_int8 = shape.for_beamline(cache), shape.for_beamline_in_int8(cache)
     python = python_of("ctranslate2")
     theirs = shape.for_ctranslate2(cache, python)
     rounds = options.rounds or (2 if options.quick else 5)
@@ -52,6 +61,7 @@ def _speed(options: argparse.Namespace) -> None:
 
         workers = [
             start(BEAMLINE, sys.executable, "beamline_worker", ours, threads),
+            start(BEAMLINE_INT8, sys.executable, "beamline_worker", in_int8, threads),
             start(FLOAT32, python, "ctranslate2_worker", theirs, threads, "float32"),
             start(INT8, python, "ctranslate2_worker", theirs, threads, "int8"),
         ]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from tests.benchmarks.shape import sentences
 from tests.benchmarks.workers import Answer, Worker, wait_for_quiet
 
-BEAMLINE, FLOAT32, INT8, TRANSFORMERS = "beamline", "CT2 fp32", "CT2 int8", "HF"
+BEAMLINE, BEAMLINE_INT8 = "ours", "ours int8"
+FLOAT32, INT8, TRANSFORMERS = "CT2 fp32", "CT2 int8", "HF"
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.measure import BEAMLINE, FLOAT32, INT8, TRANSFORMERS, Measured
+from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, TRANSFORMERS, Measured
 from tests.benchmarks.shape import SOURCE_LENGTH, TARGET_LENGTH
-from tests.benchmarks.workers import Worker
+from tests.benchmarks.workers import Answer, Worker
 
 _IDLE = 0.05  # of a core; more than this while waiting disturbs the others
 
@@ -17,14 +17,18 @@ _IDLE = 0.05  # of a core; more than this while waiting disturbs the others
 def print_report(workers: Sequence[Worker], found: Sequence[Measured], threads: int) -> None:
     rounds = min((len(measured.answers[BEAMLINE]) for measured in found), default=0)
     print(
-        f"\nMarian-base shape, float32, random weights, {SOURCE_LENGTH} source and {TARGET_LENGTH} target tokens;"
+        f"\nMarian-base shape, random weights, {SOURCE_LENGTH} source and {TARGET_LENGTH} target tokens;"
         f" {threads} threads on {_cpu()} ({os.cpu_count()} cores); best of {rounds} interleaved rounds"
     )
     for worker in workers:
         print(f"  {worker.name}: {worker.version}")
-    print("\nMilliseconds for the whole batch, encoder included. A ratio below 1 means that we are faster.\n")
-    header = ("batch x beam", "ours ms", "tokens/s", "ms/step", "host", FLOAT32, INT8, TRANSFORMERS, "/ CT2", "/ HF")
-    print_table([header, *(_row(measured) for measured in found)])
+    print(
+        "\nMilliseconds for the whole batch, encoder included. A ratio below 1 means that we are faster;"
+        " CT2 is the better of its two.\n"
+    )
+    header = ("batch x beam", *_columns(BEAMLINE), *_columns(BEAMLINE_INT8), FLOAT32, INT8, TRANSFORMERS)
+    ratios = ("ours / CT2", "int8 / CT2", "ours / HF", "int8 / HF")
+    print_table([header + ratios, *(_row(measured) for measured in found)])
     print("\nhost: the share of our time that is not spent inside the encoder or the step graph.")
     print("Spread of our rounds, slowest / best: " + ", ".join(_spread(measured) for measured in found))
     print("CPU taken by others during the best runs, ours and theirs: " + ", ".join(map(_foreign, found)))
@@ -43,26 +47,37 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
+def _columns(system: str) -> tuple[str, ...]:
+    return (system, "tokens/s", "ms/step", "host")
+
+
 def _row(measured: Measured) -> tuple[str, ...]:
-    ours = measured.best(BEAMLINE)
-    assert ours is not None
+    ours, in_int8 = measured.seconds(BEAMLINE), measured.seconds(BEAMLINE_INT8)
     peers = [measured.seconds(system) for system in (FLOAT32, INT8, TRANSFORMERS)]
-    rivals = [seconds for seconds in peers[:2] if seconds is not None]
-    inside = ours.details["encode_seconds"] + ours.details["decode_seconds"]
+    rival = min((seconds for seconds in peers[:2] if seconds is not None), default=None)
     return (
         str(measured.case),
-        f"{1000 * ours.seconds:.0f}",
-        f"{sum(map(len, ours.tokens)) / ours.seconds:.0f}",
-        f"{1000 * ours.details['decode_seconds'] / ours.details['steps']:.1f}",
-        f"{1 - inside / ours.seconds:.1%}",
+        *_own_cells(measured.best(BEAMLINE)),
+        *_own_cells(measured.best(BEAMLINE_INT8)),
         *("-" if seconds is None else f"{1000 * seconds:.0f}" for seconds in peers),
-        _ratio(ours.seconds, min(rivals, default=None)),
-        _ratio(ours.seconds, peers[2]),
+        *(_ratio(mine, theirs) for theirs in (rival, peers[2]) for mine in (ours, in_int8)),
     )
 
 
-def _ratio(ours: float, theirs: float | None) -> str:
-    return "-" if theirs is None else f"{ours / theirs:.2f}"
+def _own_cells(best: Answer | None) -> tuple[str, ...]:
+    if best is None:
+        return ("-",) * 4
+    inside = best.details["encode_seconds"] + best.details["decode_seconds"]
+    return (
+        f"{1000 * best.seconds:.0f}",
+        f"{sum(map(len, best.tokens)) / best.seconds:.0f}",
+        f"{1000 * best.details['decode_seconds'] / best.details['steps']:.1f}",
+        f"{1 - inside / best.seconds:.1%}",
+    )
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return "-" if ours is None or theirs is None else f"{ours / theirs:.2f}"
 
 
 def _spread(measured: Measured) -> str:

@@ -25,6 +25,7 @@ from converters.modules.graphs import SearchConstants
 from converters.modules.transformer import Transformer
 from converters.modules.transformer_graphs import TransformerSteps
 from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
+from tests.support.int8 import write_int8
 from tests.support.marian_shape import NO_FILE
 
 ROOT = Path(__file__).parents[2]
@@ -47,9 +48,18 @@ def original(cache: Path) -> Path:
 
 def for_beamline(cache: Path) -> Path:
     """Converted for us, anew whenever a converter has changed."""
-    sources = [Path(__file__), *sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "manifest.py"]
     source = original(cache)
-    return _once(cache / f"beamline-{_hash(*sources)}", lambda folder: _export(source, folder))
+    return _once(cache / f"beamline-{_hash_of_converters()}", lambda folder: _export(source, folder))
+
+
+def for_beamline_in_int8(cache: Path) -> Path:
+    """The same with 8-bit weights."""
+    exported = for_beamline(cache)
+
+    def quantise(folder: Path) -> None:
+        write_int8(exported, folder)
+
+    return _once(cache / f"beamline_int8-{_hash_of_converters()}", quantise)
 
 
 def for_ctranslate2(cache: Path, python: Path) -> Path:
@@ -161,6 +171,10 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
         if old != folder:
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _hash_of_converters() -> str:
+    return _hash(Path(__file__), *sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "manifest.py")
 
 
 def _hash(*paths: Path) -> str:

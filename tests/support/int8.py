@@ -7,12 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from converters.precision import to_int8
-from serving.manifest import MANIFEST_FILE
+from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
 from tests.support.marian_shape import MarianShape
 
 
-def in_int8(model: MarianShape, folder: Path) -> MarianShape:
-    shutil.copytree(model.folder, folder, dirs_exist_ok=True)
-    manifest, _ = to_int8(folder, model.manifest)
+def write_int8(exported: Path, folder: Path) -> Manifest:
+    """Writes the 8-bit form of an exported version into `folder`."""
+    shutil.copytree(exported, folder, dirs_exist_ok=True)
+    manifest, _ = to_int8(folder, read_manifest(folder))
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-    return replace(model, folder=folder, manifest=manifest)
+    return manifest
+
+
+def in_int8(model: MarianShape, folder: Path) -> MarianShape:
+    return replace(model, folder=folder, manifest=write_int8(model.folder, folder))
