@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.backends.base import Shape
-from serving.manifest import StateTensor
+from serving.manifest import StateKind, StateTensor
 
 _ALIGNMENT = 64  # bytes; what vector instructions like
 
@@ -51,14 +51,18 @@ class Arena:
         return int(self.flat.nbytes)
 
     def resize(self, shape: Shape, rows: int) -> bool:
-        """Lays the first `rows` rows out for another shape; what they did not have before is filled."""
+        """Lays the first `rows` rows out for another shape; what they did not have before is filled. Not so in a cache,
+        where it is masked and only has to be finite: filling gigabytes would be a pause that everybody notices."""
         new = self._at(shape)
         if new.shape == self.view.shape:
             return False
         common = tuple(slice(0, min(a, b)) for a, b in zip(self.view.shape[1:], new.shape[1:], strict=True))
-        kept = self.view[(slice(0, rows), *common)].copy()  # old and new overlap
-        new[:rows] = self.fill
-        new[(slice(0, rows), *common)] = kept
+        # Old and new overlap: in this order, no row is written to before it was read.
+        for row in reversed(range(rows)) if new.size > self.view.size else range(rows):
+            kept = self.view[row][common].copy()
+            if self.tensor.kind is not StateKind.CACHE:
+                new[row] = self.fill
+            new[row][common] = kept
         self.view = new
         return rows > 0
 

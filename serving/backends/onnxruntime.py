@@ -57,6 +57,7 @@ class _Memory:
     tensors: dict[str, NDArray[Any]]
     row: int
     length: int
+    arenas: tuple[Arena, ...] = ()  # of prompts that are being taken in: what `tensors` views, with room to grow
 
 
 class OnnxRuntimeBackend:
@@ -216,18 +217,26 @@ class OnnxRuntimeBackend:
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def prompts(self, lengths: Sequence[int], known: Sequence[_Memory | None]) -> list[_Memory]:
-        shape = Shape(len(lengths), 1, max(lengths), 1)
-        tensors = {tensor.name: np.zeros(sizes(tensor, len(lengths), shape), tensor.dtype) for tensor in self._caches}
+        rows = len(lengths)
+        arenas = tuple(Arena(tensor, rows, Shape(rows, 1, max(lengths), 1)) for tensor in self._caches)
+        tensors: dict[str, NDArray[Any]] = {}
+        _lay_out(tensors, arenas, max((prefix.length for prefix in known if prefix is not None), default=0), 0)
         for row, prefix in enumerate(known):
             if prefix is not None:
                 for name, values in tensors.items():
                     values[row, :, : prefix.length] = prefix.tensors[name][prefix.row, :, : prefix.length]
-        return [_Memory(tensors, row, length) for row, length in enumerate(lengths)]
+        return [_Memory(tensors, row, length, arenas) for row, length in enumerate(lengths)]
 
     def take_in(self, memories: Sequence[_Memory], chunk: PromptChunk) -> None:
         assert self._prefill is not None
         tensors = memories[0].tensors
+        needed = int(chunk.starts.max()) + chunk.tokens.shape[1]
         entries = next(iter(tensors.values())).shape[2]
+        if needed > entries:
+            # Attention reads the whole axis, so it only has what is needed, and a little more, not to grow every time.
+            longest = max(memory.length for memory in memories)
+            entries = max(needed, min(longest, needed * 5 // 4))
+            _lay_out(tensors, memories[0].arenas, entries, len(memories))
         # A token sees all that was before it in its prompt, and itself.
         last = chunk.starts[:, None] + np.arange(chunk.tokens.shape[1])
         visible = np.arange(entries)[None, None, :] <= last[:, :, None]
@@ -286,6 +295,13 @@ class OnnxRuntimeBackend:
             if not bound.view[0, :, 0].any():
                 raise ModelError(f"the step graph does not write {tensor.name} where it was bound")
         self.zero(0)
+
+
+def _lay_out(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], entries: int, rows: int) -> None:
+    """Gives prompts room for so many entries; what `rows` of them have is kept."""
+    for arena in arenas:
+        arena.resize(Shape(arena.slots, 1, entries, 1), rows)
+        tensors[arena.tensor.name] = arena.view
 
 
 def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceSession:
