@@ -27,6 +27,7 @@ from converters.modules.transformer_graphs import TransformerSteps
 from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
 from tests.support.int8 import write_int8
 from tests.support.marian_shape import NO_FILE
+from tests.support.processes import run_beamline
 
 ROOT = Path(__file__).parents[2]
 SOURCE_LENGTH = 26  # with the end word
@@ -73,6 +74,30 @@ def for_ctranslate2(cache: Path, python: Path) -> Path:
         _once(cache / f"ctranslate2-{_hash(Path(__file__), ROOT / (script.replace('.', '/') + '.py'))}", convert)
         / "model"
     )
+
+
+def reference_for_ctranslate2(cache: Path, checkpoint: Path, python: Path) -> Path:
+    """A checkpoint of our reference Transformer."""
+    script = "tests.benchmarks.peers.ctranslate2_reference"
+
+    def convert(folder: Path) -> None:
+        subprocess.run([python, "-m", script, checkpoint, folder / "model"], cwd=ROOT, check=True)
+
+    made_of = (checkpoint / "model.safetensors", ROOT / (script.replace(".", "/") + ".py"))
+    return _once(cache / f"ctranslate2_reference-{_hash(*made_of)}", convert) / "model"
+
+
+def converted(cache: Path, checkpoint: Path, precision: str) -> Path:
+    """A repository with one version of a checkpoint, by the real command."""
+
+    def convert(folder: Path) -> None:
+        where = ("--name", "en-de", "--repo", str(folder), "--precision", precision)
+        found = run_beamline("convert", str(checkpoint), *where)
+        if found.returncode:
+            raise SystemExit(found.stderr)
+
+    made_of = _hash(checkpoint / "model.safetensors", ROOT / "serving" / "manifest.py", *_converters())
+    return _once(cache / f"repository_{precision}-{made_of}", convert)
 
 
 def _write_original(folder: Path) -> None:
@@ -174,7 +199,11 @@ def _once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _hash_of_converters() -> str:
-    return _hash(Path(__file__), *sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "manifest.py")
+    return _hash(Path(__file__), *_converters(), ROOT / "serving" / "manifest.py")
+
+
+def _converters() -> list[Path]:
+    return sorted((ROOT / "converters").rglob("*.py"))
 
 
 def _hash(*paths: Path) -> str:
