@@ -70,6 +70,10 @@ class Guard:
             self._metrics.call_seconds.labels(method).observe(seconds)
             _log_call(method, outcome, seconds, headers[REQUEST_ID])
 
+    def count_refusal(self, reason: str) -> None:
+        """Where a door refuses by itself, without an error of ours."""
+        self._metrics.refused.labels(reason).inc()
+
     def status_of(self, error: Exception, method: str, headers: Mapping[str, str]) -> Status:
         return status_of(error, method, headers[REQUEST_ID], self._metrics)
 

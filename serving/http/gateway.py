@@ -143,6 +143,7 @@ class _GatewayCall:
             kind = GetMessageClass(self._path.request)
             return await asyncio.to_thread(_parse, body, kind) if len(body) > _SMALL else _parse(body, kind)
         except TooLarge:
+            self._guard.count_refusal("too_large")
             sentence = f"the body is larger than {max_body_bytes} bytes, the most that is allowed: send it in several"
             return await self._refuse(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence), 413)
         except Exception as error:

@@ -110,8 +110,10 @@ async def test_errors_have_their_own_status() -> None:
         answer = await client.post("/v1/translate", json=ONE)
         assert answer.status_code == 500
         assert "secret" not in answer.text
-    async with gateway(max_message_bytes=1000) as (_, client):
+    async with gateway(max_message_bytes=1000) as (server, client):
         assert (await client.post("/v1/translate", content=b" " * 1001)).status_code == 413
+        sample = server.metrics.registry.get_sample_value
+        assert sample("beamline_refused_total", {"reason": "too_large"}) == 1
 
 
 async def test_headers_reach_the_engine() -> None:
