@@ -75,7 +75,7 @@ class Metrics:
         # Steps.
         self.slots = gauge("slots", "Requests that can be decoded at once.")
         self.active_slots = gauge("active_slots", "Requests that took part in the last step.")
-        self.queue_length = gauge("queue_length", "Requests that wait for a slot.")
+        self.queue_length = gauge("queue_length", "Requests that wait for a slot, or to be scored.")
         self.cache_length = gauge("cache_length", "Cache bucket of the last step, in entries per slot.")
         self.live_cache_entries = gauge("live_cache_entries", "Cache entries in use, over all slots.")
         self.step_seconds = histogram("step_seconds", "One step of the engine.", _STEP, "model")

@@ -45,7 +45,7 @@ class Triton(Enum):
         "counter",
         "The host's work behind the engine, of answered calls: tokens become text, labels or vectors.",
     )
-    PENDING = Family("nv_inference_pending_request_count", "gauge", "Sequences that wait for a slot.")
+    PENDING = Family("nv_inference_pending_request_count", "gauge", "Sequences that wait for a slot, or to be scored.")
 
 
 class TritonMetrics:

@@ -371,7 +371,7 @@ class Engine:
             slots=self.plan.slots,
             active=active,
             remaining=len(self._scheduler.active),
-            queued=self._scheduler.waiting,
+            queued=self._scheduler.waiting + len(self._scoring),
             beam_width=shape.beams if active else 0,
             cache_length=shape.cache if active else 0,
             source_length=shape.source if active else 0,

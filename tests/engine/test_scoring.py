@@ -118,6 +118,7 @@ def test_who_is_more_urgent_is_scored_first(tiny_lm: TinyModel) -> None:
     for _ in range(3):  # beside somebody who decodes, one at every step
         harness.engine.step()
         seen.append([len(answers) for answers in (urgent, usual, patient)])
+    assert [stats.queued for stats in harness.stats[-3:]] == [2, 1, 0]
     assert seen == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert [finished.outcome for stats in harness.stats for finished in stats.finished] == [Outcome.OK] * 3
 
