@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tritonclient.grpc as triton
 
 from protos import beamline_pb2 as pb
@@ -91,29 +91,25 @@ async def test_they_are_described_and_counted(pooled_repository: Path) -> None:
     assert stats.inference_count == stats.inference_stats.success.count == len(TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "outputs", "sentence"),
-    [
-        ({"top_k": 9}, (), "top_k is 9; this model has 3 labels: 1 to 3"),
-        ({"top_k": "2"}, (), "parameter 'top_k' must be a whole number"),
-        ({"top_k": 1}, ("embedding",), "parameter 'top_k' chooses labels; ask for the output 'label'"),
-        ({"pooling": "first"}, (), "pooling is first; model mood knows attention, last, mean, max"),
-        ({"normalize": 1}, ("embedding",), "parameter 'normalize' must be true or false"),
-        ({"beam_size": 2}, (), "'beam_size' is not known; known are top_k, pooling, normalize, truncate, timeout"),
-        ({"stream": True}, (), "parameter 'stream' is not known"),
-        ({}, ("text",), "there is no output 'text'; there is label, probability, embedding"),
-    ],
-)
-async def test_what_is_refused(
-    pooled_repository: Path, parameters: dict[str, Any], outputs: tuple[str, ...], sentence: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
+    ({"top_k": 9}, (), "top_k is 9; this model has 3 labels: 1 to 3"),
+    ({"top_k": "2"}, (), "parameter 'top_k' must be a whole number"),
+    ({"top_k": 1}, ("embedding",), "parameter 'top_k' chooses labels; ask for the output 'label'"),
+    ({"pooling": "first"}, (), "pooling is first; model mood knows attention, last, mean, max"),
+    ({"normalize": 1}, ("embedding",), "parameter 'normalize' must be true or false"),
+    ({"beam_size": 2}, (), "'beam_size' is not known; known are top_k, pooling, normalize, truncate, timeout"),
+    ({"stream": True}, (), "parameter 'stream' is not known"),
+    ({}, ("text",), "there is no output 'text'; there is label, probability, embedding"),
+]
+
+
+async def test_what_is_refused(pooled_repository: Path) -> None:
     async with served(pooled_repository) as (_, client, ask):
-        status, said = await ask(
-            refusal,
-            lambda: client.infer("mood", texts("a"), parameters=parameters, outputs=wanted(*outputs) or None),
-        )
-    assert status == "StatusCode.INVALID_ARGUMENT"
-    assert sentence in said
+        for parameters, outputs, sentence in REFUSED:
+            asked = partial(client.infer, "mood", texts("a"), parameters=parameters, outputs=wanted(*outputs) or None)
+            status, said = await ask(refusal, asked)
+            assert status == "StatusCode.INVALID_ARGUMENT", said
+            assert sentence in said
 
 
 async def test_a_stream_answers_in_one_piece(pooled_repository: Path) -> None:
