@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from converters.own.load import Origin
 from converters.pooled import PooledConverter
 from serving.errors import ConversionError
 
+AnyConverter = Converter | PooledConverter
 LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
 
 
@@ -33,7 +35,20 @@ class OwnFiles:
     target_tokenizer: Path | None = None
 
 
-def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None = None) -> Converter:
+_BY_KIND: dict[str, Callable[[Path, Path], AnyConverter]] = {
+    reference.MODEL_TYPE: lambda source, config: reference.ReferenceConverter(source),
+    recurrent.MODEL_TYPE: lambda source, config: recurrent.RecurrentConverter(source),
+    recurrent_pooled.MODEL_TYPE: lambda source, config: recurrent_pooled.RecurrentPooledConverter(source),
+    torch_transformer.FAMILY: torch_transformer.TorchTransformerConverter,
+    torch_recurrent.FAMILY: torch_recurrent.TorchRecurrentConverter,
+    torch_recurrent_pooled.FAMILY: torch_recurrent_pooled.TorchRecurrentPooledConverter,
+    recurrent_language.FAMILY: recurrent_language.RecurrentLanguageConverter,
+    "marian": lambda source, config: _marian(source),
+    **dict.fromkeys(LANGUAGE_MODELS, lambda source, config: _language_model(source)),
+}
+
+
+def any_converter_for(source: Path, config: Path | None = None, own: OwnFiles | None = None) -> AnyConverter:
     """By the family that the config names, or the model type of `config.json`; `file.py:build` is one's own module."""
     origin = Origin.parse(str(source))
     if origin is not None:
@@ -44,37 +59,23 @@ def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None
         return _language_model(source)
     if not source.is_dir():
         raise ConversionError(f"{source} is neither a folder with a checkpoint nor a GGUF file")
-    content = read_json(config or source / "config.json")
+    file = config or source / "config.json"
+    content = read_json(file)
     kind = content.get("family") or content.get("model_type")
-    if kind == reference.MODEL_TYPE:
-        return reference.ReferenceConverter(source)
-    if kind == recurrent.MODEL_TYPE:
-        return recurrent.RecurrentConverter(source)
-    if kind == torch_recurrent.FAMILY:
-        return torch_recurrent.TorchRecurrentConverter(source, config or source / "config.json")
-    if kind == recurrent_language.FAMILY:
-        return recurrent_language.RecurrentLanguageConverter(source, config or source / "config.json")
-    if kind == torch_transformer.FAMILY:
-        return torch_transformer.TorchTransformerConverter(source, config or source / "config.json")
-    if kind == "marian":
-        from converters.families.marian import MarianConverter  # transformers takes seconds to import
+    if not isinstance(kind, str) or kind not in _BY_KIND:
+        raise ConversionError(
+            f"{file}: model_type or family is {kind!r}; known: {', '.join(_BY_KIND)}. "
+            "A checkpoint in other names needs a file that names its parts: --config FILE"
+        )
+    return _BY_KIND[kind](source, file)
 
-        return MarianConverter(source)
-    if kind in LANGUAGE_MODELS:
-        return _language_model(source)
-    families = (
-        torch_transformer.FAMILY,
-        torch_recurrent.FAMILY,
-        recurrent.MODEL_TYPE,
-        recurrent_language.FAMILY,
-        "marian",
-        *LANGUAGE_MODELS,
-    )
-    known = ", ".join((reference.MODEL_TYPE, *families))
-    raise ConversionError(
-        f"{config or source / 'config.json'}: model_type or family is {kind!r}; known: {known}. "
-        "A checkpoint in other names needs a file that names its parts: --config FILE"
-    )
+
+def converter_for(source: Path, config: Path | None = None, own: OwnFiles | None = None) -> Converter:
+    """The same, of a model that writes."""
+    found = any_converter_for(source, config, own)
+    if not isinstance(found, Converter):
+        raise ConversionError(f"{source} is a model that only classifies or embeds")
+    return found
 
 
 def _own_module(origin: Origin, own: OwnFiles) -> Converter:
@@ -83,20 +84,13 @@ def _own_module(origin: Origin, own: OwnFiles) -> Converter:
     return OwnModuleConverter(origin, own.weights, own.tokenizer, own.target_tokenizer)
 
 
+def _marian(source: Path) -> Converter:
+    from converters.families.marian import MarianConverter  # transformers takes seconds to import
+
+    return MarianConverter(source)
+
+
 def _language_model(source: Path) -> Converter:
     from converters.families.language import LanguageConverter  # as above
 
     return LanguageConverter(source)
-
-
-def any_converter_for(source: Path, config: Path | None, own: OwnFiles) -> Converter | PooledConverter:
-    """The same, or one for a model that classifies or embeds."""
-    if source.is_dir() and own == OwnFiles():
-        file = config or source / "config.json"
-        content = read_json(file)
-        kind = content.get("family") or content.get("model_type")
-        if kind == recurrent_pooled.MODEL_TYPE:
-            return recurrent_pooled.RecurrentPooledConverter(source)
-        if kind == torch_recurrent_pooled.FAMILY:
-            return torch_recurrent_pooled.TorchRecurrentPooledConverter(source, file)
-    return converter_for(source, config, own)
