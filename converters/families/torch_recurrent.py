@@ -36,13 +36,9 @@ out. `examples/show_attend_tell.json` is such a config.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from converters.base import Converter, Loaded
+from converters.base import Loaded
 from converters.checkpoint import fill, read_parts, read_weights
-from converters.families.generation import stated_defaults
-from converters.families.reference import limits_of, vocabulary_of
-from converters.families.tokenizer_file import read_tokenizer
+from converters.families.parts import PartsConverter
 from converters.families.torch_recurrent_original import Linear, Original
 from converters.families.torch_recurrent_weights import Parts, StateDict
 from converters.modules.recurrent import Recurrent
@@ -52,12 +48,8 @@ from serving.errors import UnsupportedCheckpoint
 FAMILY = "torch_recurrent"
 
 
-class TorchRecurrentConverter(Converter):
+class TorchRecurrentConverter(PartsConverter):
     family = FAMILY
-
-    def __init__(self, source: Path, config: Path) -> None:
-        super().__init__(source)
-        self.config = config
 
     def load(self) -> Loaded:
         parts = read_parts(Parts, self.config)
@@ -71,26 +63,15 @@ class TorchRecurrentConverter(Converter):
         mapped = state_dict.mapped(config)
         fill(model, mapped, str(self.source), state_dict.names_of(mapped))
         model.eval()
-        text = read_tokenizer(self.source / parts.tokenizer, add_eos=parts.source_eos)
-        return Loaded(
-            model=RecurrentSteps(model),
-            original=Original(
-                config=config,
-                encoder=state_dict.encoder,
-                decoder=state_dict.decoder,
-                embed_source=state_dict.embed_source,
-                target_embedding=state_dict.tensors[parts.target_embedding],
-                linears=state_dict.linears,
-                output=Linear(state_dict.tensors[parts.output], state_dict.optional(parts.output_bias)),
-                decoder_input=parts.decoder_input,
-                readout_input=parts.readout_input,
-            ).eval(),
-            source_text=text,
-            target_text=text,
-            vocabulary=vocabulary_of(config),
-            limits=limits_of(config),
-            defaults=stated_defaults(parts.decoding, limits_of(config), str(self.source)),
-            source_languages=(parts.source_language,) if parts.source_language else (),
-            target_languages=(parts.target_language,) if parts.target_language else (),
-            description=parts.description,
+        original = Original(
+            config=config,
+            encoder=state_dict.encoder,
+            decoder=state_dict.decoder,
+            embed_source=state_dict.embed_source,
+            target_embedding=state_dict.tensors[parts.target_embedding],
+            linears=state_dict.linears,
+            output=Linear(state_dict.tensors[parts.output], state_dict.optional(parts.output_bias)),
+            decoder_input=parts.decoder_input,
+            readout_input=parts.readout_input,
         )
+        return self._loaded(parts, config, RecurrentSteps(model), original)

@@ -3,7 +3,7 @@
     {
       "family": "torch_recurrent_pooled",
       "weights": "model.safetensors",
-      "tokenizer": "spm.model",
+      "tokenizer": "spm.model",           or a tokenizer.json
       "embedding": "embedding.weight",
       "encoder": "lstm",                  where the nn.LSTM (or RNN, GRU) is in the state dict
       "pooling": "attention",             or "last", "mean", "max"
@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from converters.checkpoint import fill, read_parts, read_weights
 from converters.families.recurrent_pooled import manifest_settings
-from converters.families.sentencepiece_text import SentencePieceText
+from converters.families.tokenizer_file import read_tokenizer
 from converters.families.torch_recurrent_original import Linear, Stack
 from converters.families.torch_recurrent_weights import NamedTensors
 from converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
@@ -94,7 +94,7 @@ class TorchRecurrentPooledConverter(PooledConverter):
             graph=graph,
             outputs=graph.names,
             original=_Original(config, embedding, stack, linears).eval(),
-            text=SentencePieceText(self.source / parts.tokenizer, add_eos=parts.source_eos),
+            text=read_tokenizer(self.source / parts.tokenizer, add_eos=parts.source_eos),
             settings=manifest_settings(config, parts.description),
         )
 

@@ -3,7 +3,7 @@
     {
       "family": "torch_transformer",
       "weights": "model.safetensors",
-      "tokenizer": "spm.model",
+      "tokenizer": "spm.model",                or a tokenizer.json
       "transformer": "t",                      where the nn.Transformer is in the state dict
       "source_embedding": "e.weight",
       "target_embedding": "e.weight",
@@ -27,17 +27,13 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from converters.base import Converter, Loaded
+from converters.base import Loaded
 from converters.checkpoint import fill, read_parts, read_weights
-from converters.families.generation import stated_defaults
-from converters.families.parts import SequenceParts
-from converters.families.reference import limits_of, vocabulary_of
-from converters.families.sentencepiece_text import SentencePieceText
+from converters.families.parts import PartsConverter, SequenceParts
 from converters.modules.transformer import Transformer, TransformerConfig
 from converters.modules.transformer_graphs import TransformerSteps
 from serving.errors import UnsupportedCheckpoint
@@ -58,12 +54,8 @@ class Parts(SequenceParts):
     layer_norm_eps: float = 1e-5
 
 
-class TorchTransformerConverter(Converter):
+class TorchTransformerConverter(PartsConverter):
     family = FAMILY
-
-    def __init__(self, source: Path, config: Path) -> None:
-        super().__init__(source)
-        self.config = config
 
     def load(self) -> Loaded:
         parts = read_parts(Parts, self.config)
@@ -85,19 +77,7 @@ class TorchTransformerConverter(Converter):
         model = Transformer(config)
         fill(model, _mapped(parts, config, tensors, prefix), str(self.source))
         model.eval()
-        text = SentencePieceText(self.source / parts.tokenizer, add_eos=parts.source_eos)
-        return Loaded(
-            model=TransformerSteps(model),
-            original=_Original(parts, config, tensors, prefix).eval(),
-            source_text=text,
-            target_text=text,
-            vocabulary=vocabulary_of(config),
-            limits=limits_of(config),
-            defaults=stated_defaults(parts.decoding, limits_of(config), str(self.source)),
-            source_languages=(parts.source_language,) if parts.source_language else (),
-            target_languages=(parts.target_language,) if parts.target_language else (),
-            description=parts.description,
-        )
+        return self._loaded(parts, config, TransformerSteps(model), _Original(parts, config, tensors, prefix))
 
 
 def _named(parts: Parts) -> dict[str, str]:

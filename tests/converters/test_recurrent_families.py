@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from converters.base import Loaded
@@ -20,7 +17,7 @@ from converters.families.torch_recurrent import TorchRecurrentConverter
 from converters.modules.recurrent import Recurrent, RecurrentConfig
 from converters.modules.recurrent_graphs import RecurrentSteps
 from converters.recognise import converter_for
-from serving.errors import UnsupportedCheckpoint
+from tests.converters.test_unsupported import edit, edit_weights, reasons_of
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.recurrent import Shape, random_recurrent, text_vocabulary, write_recurrent
 from tests.support.recurrent_users import (
@@ -47,22 +44,6 @@ def batch(size: int) -> tuple[Tensor, Tensor, Tensor]:
     target = torch.randint(4, size, (3, 6), generator=generator)
     target[:, 0] = START
     return source, mask, target
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors")
-
-
-def reasons_of(folder: Path) -> list[str]:
-    with pytest.raises(UnsupportedCheckpoint) as caught:
-        converter_for(folder).load()
-    return caught.value.reasons
 
 
 # -- others' ---------------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_tensors_that_have_no_place(theirs: Path) -> None:
 
 def test_a_tokenizer_that_is_not_there(theirs: Path) -> None:
     edit(theirs / "config.json", tokenizer="other.model")
-    with pytest.raises(ConversionError, match=r"other\.model is missing: a sentencepiece model is needed"):
+    with pytest.raises(ConversionError, match=r"other\.model is missing: a tokenizer.json or a sentencepiece model"):
         converter_for(theirs).load()
 
 

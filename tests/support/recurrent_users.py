@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -22,9 +22,21 @@ def packed_run(layer: nn.Module, x: Tensor, lengths: Tensor) -> tuple[Tensor, An
     return pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])[0], state
 
 
+def looked_at(scores: Tensor, mask: Tensor, outputs: Tensor) -> Tensor:
+    """scores [B, S], outputs [B, S, m] -> the mean [B, m] that their softmax makes."""
+    return (scores.masked_fill(~mask, -1e10).softmax(1)[:, :, None] * outputs).sum(1)
+
+
 class UserModel(nn.Module):
-    def parts(self) -> dict[str, Any]:
-        raise NotImplementedError
+    parts: ClassVar[dict[str, Any]]  # what differs from these names in its config
+    USUAL: ClassVar[dict[str, Any]] = {
+        "encoder": "enc",
+        "decoder": "dec",
+        "source_embedding": "embed.weight",
+        "target_embedding": "embed.weight",
+        "output": "out.weight",
+        "output_bias": "out.bias",
+    }
 
 
 class Additive(UserModel):
@@ -50,31 +62,29 @@ class Additive(UserModel):
             embedded = self.target(word)
             repeated = hidden[:, None].repeat(1, source.shape[1], 1)
             energy = self.v(torch.tanh(self.attn(torch.cat([repeated, outputs], dim=2))))[:, :, 0]
-            weights = energy.masked_fill(~mask, -1e10).softmax(1)
-            context = torch.bmm(weights[:, None], outputs)[:, 0]
+            context = looked_at(energy, mask, outputs)
             output, hidden = self.decoder(torch.cat([context, embedded], dim=1)[:, None], hidden[None])
             hidden = hidden[0]
             logits.append(self.fc_out(torch.cat([output[:, 0], context, embedded], dim=1)))
         return torch.stack(logits, dim=1)
 
-    def parts(self) -> dict[str, Any]:
-        return {
-            "encoder": "rnn",
-            "decoder": "decoder",
-            "source_embedding": "source.weight",
-            "target_embedding": "target.weight",
-            "output": "fc_out.weight",
-            "output_bias": "fc_out.bias",
-            "bridge": "tanh",
-            "bridge_hidden": ["fc"],
-            "attention": "additive",
-            "attention_order": "previous",
-            "attention_query": "attn",
-            "attention_key": "attn",
-            "attention_energy": "v",
-            "decoder_input": ["context", "embedding"],
-            "readout_input": ["hidden", "context", "embedding"],
-        }
+    parts: ClassVar[dict[str, Any]] = {
+        "encoder": "rnn",
+        "decoder": "decoder",
+        "source_embedding": "source.weight",
+        "target_embedding": "target.weight",
+        "output": "fc_out.weight",
+        "output_bias": "fc_out.bias",
+        "bridge": "tanh",
+        "bridge_hidden": ["fc"],
+        "attention": "additive",
+        "attention_order": "previous",
+        "attention_query": "attn",
+        "attention_key": "attn",
+        "attention_energy": "v",
+        "decoder_input": ["context", "embedding"],
+        "readout_input": ["hidden", "context", "embedding"],
+    }
 
 
 class Luong(UserModel):
@@ -98,27 +108,21 @@ class Luong(UserModel):
             x = torch.cat([attentional, self.embed(word)], dim=1)
             output, state = self.dec(x[:, None], state)
             scores = torch.einsum("bq,bsq->bs", output[:, 0], self.wa(outputs))
-            weights = scores.masked_fill(~mask, float("-inf")).softmax(1)
-            context = (weights[:, :, None] * outputs).sum(1)
+            context = looked_at(scores, mask, outputs)
             attentional = torch.tanh(self.wc(torch.cat([context, output[:, 0]], dim=1)))
             logits.append(attentional @ self.embed.weight.T + self.bias)
         return torch.stack(logits, dim=1)
 
-    def parts(self) -> dict[str, Any]:
-        return {
-            "encoder": "enc",
-            "decoder": "dec",
-            "source_embedding": "embed.weight",
-            "target_embedding": "embed.weight",
-            "output": "embed.weight",
-            "output_bias": "bias",
-            "bridge": "copy",
-            "attention": "general",
-            "attention_key": "wa",
-            "decoder_input": ["fed", "embedding"],
-            "readout": "wc",
-            "readout_input": ["context", "hidden"],
-        }
+    parts: ClassVar[dict[str, Any]] = {
+        "output": "embed.weight",
+        "output_bias": "bias",
+        "bridge": "copy",
+        "attention": "general",
+        "attention_key": "wa",
+        "decoder_input": ["fed", "embedding"],
+        "readout": "wc",
+        "readout_input": ["context", "hidden"],
+    }
 
 
 class Sutskever(UserModel):
@@ -140,16 +144,15 @@ class Sutskever(UserModel):
         _, state = packed_run(self.encoder, self.source(turned), lengths)
         return self.output(self.decoder(self.target(target), state)[0])  # type: ignore[no-any-return]
 
-    def parts(self) -> dict[str, Any]:
-        return {
-            "encoder": "encoder",
-            "decoder": "decoder",
-            "source_embedding": "source.weight",
-            "target_embedding": "target.weight",
-            "output": "output.weight",
-            "output_bias": "output.bias",
-            "reverse_source": True,
-        }
+    parts: ClassVar[dict[str, Any]] = {
+        "encoder": "encoder",
+        "decoder": "decoder",
+        "source_embedding": "source.weight",
+        "target_embedding": "target.weight",
+        "output": "output.weight",
+        "output_bias": "output.bias",
+        "reverse_source": True,
+    }
 
 
 class Cho(UserModel):
@@ -174,18 +177,14 @@ class Cho(UserModel):
             logits.append(self.out(torch.cat([embedded, hidden, context], dim=1)))
         return torch.stack(logits, dim=1)
 
-    def parts(self) -> dict[str, Any]:
-        return {
-            "encoder": "enc",
-            "decoder": "cell",
-            "source_embedding": "embed.weight",
-            "target_embedding": "embed.weight",
-            "output": "out.weight",
-            "bridge": "linear",
-            "bridge_hidden": ["start"],
-            "decoder_input": ["embedding", "context"],
-            "readout_input": ["embedding", "hidden", "context"],
-        }
+    parts: ClassVar[dict[str, Any]] = {
+        "output_bias": None,
+        "decoder": "cell",
+        "bridge": "linear",
+        "bridge_hidden": ["start"],
+        "decoder_input": ["embedding", "context"],
+        "readout_input": ["embedding", "hidden", "context"],
+    }
 
 
 class Elman(UserModel):
@@ -206,20 +205,13 @@ class Elman(UserModel):
         weights = (hidden @ memory.mT / 8**0.5).masked_fill(~mask[:, None], float("-inf")).softmax(2)
         return self.out(torch.cat([weights @ memory, hidden], dim=2))  # type: ignore[no-any-return]
 
-    def parts(self) -> dict[str, Any]:
-        return {
-            "encoder": "enc",
-            "decoder": "dec",
-            "source_embedding": "embed.weight",
-            "target_embedding": "embed.weight",
-            "output": "out.weight",
-            "output_bias": "out.bias",
-            "nonlinearity": "relu",
-            "merge": "sum",
-            "bridge": "zero",
-            "attention": "scaled_dot",
-            "readout_input": ["context", "hidden"],
-        }
+    parts: ClassVar[dict[str, Any]] = {
+        "nonlinearity": "relu",
+        "merge": "sum",
+        "bridge": "zero",
+        "attention": "scaled_dot",
+        "readout_input": ["context", "hidden"],
+    }
 
 
 USER_MODELS: tuple[type[UserModel], ...] = (Additive, Luong, Sutskever, Cho, Elman)
@@ -237,7 +229,7 @@ def user_model(kind: type[UserModel], seed: int = 0) -> UserModel:
 def write_user_model(folder: Path, model: UserModel, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ids = {"max_positions": LONGEST, "pad_id": PAD, "eos_id": EOS, "decoder_start_id": START}
-    content = {"family": "torch_recurrent", **model.parts(), **ids, **changes}
+    content = {"family": "torch_recurrent", **UserModel.USUAL, **model.parts, **ids, **changes}
     (folder / "config.json").write_text(json.dumps({name: v for name, v in content.items() if v is not None}))
     save_file({name: p.detach().clone() for name, p in model.named_parameters()}, folder / "model.safetensors")
     (folder / "spm.model").write_bytes(sentencepiece_model())
