@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,10 +73,17 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str, theirs: Ma
 
 def read_parts(kind: type[Parts], path: Path) -> Parts:
     """A config that names a checkpoint's parts, or every reason against it."""
-    try:
+    with every_reason(path):
         return kind.model_validate(read_json(path))
+
+
+@contextmanager
+def every_reason(what: Path) -> Iterator[None]:
+    """What pydantic finds wrong is a reason against the checkpoint."""
+    try:
+        yield
     except ValidationError as error:
-        raise UnsupportedCheckpoint(str(path), reasons_of(error)) from error
+        raise UnsupportedCheckpoint(str(what), reasons_of(error)) from error
 
 
 def reasons_of(error: ValidationError, of: str = "") -> list[str]:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from converters.base import STEPS  # torch takes seconds to import: only once it is really needed
+    from converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
     from converters.recognise import OwnFiles, any_converter_for
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left

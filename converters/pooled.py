@@ -1,12 +1,10 @@
-"""load -> check -> export -> verify -> save, for models that classify or embed: one graph, run once per request."""
+"""A model that classifies or embeds: one graph, run once per request."""
 
 from __future__ import annotations
 
-import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,17 @@ import onnx_ir as ir
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from converters.base import PARITY_FILE, TextSide, free_version, staging, versions, write_text
-from converters.checkpoint import reasons_of
+from converters.certificate import ParityCertificate, Row
+from converters.checkpoint import every_reason
+from converters.conversion import Conversion, Draft, TextSide, versions
 from converters.export import EXAMPLE, TracedGraph
 from converters.parity_text import parity_lines
 from converters.verify import LENGTHS, TEXT_LINES, TIE
 from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from serving.errors import ConversionError, ParityFailure, UnsupportedCheckpoint
-from serving.manifest import MANIFEST_FILE, File, PooledManifest, Precision, Weights
+from serving.errors import ConversionError
+from serving.manifest import File, PooledManifest, Weights
 from serving.tokenizer import TextTokenizer
 
 GRAPH_FILE = "pooled.onnx"
@@ -52,9 +50,7 @@ class PooledTolerance:
 
 
 @dataclass(frozen=True)
-class PooledCertificate:
-    """`parity.json`."""
-
+class PooledCertificate(ParityCertificate):
     max_difference: float
     label_exact_share: float
     requests_compared: int
@@ -63,17 +59,12 @@ class PooledCertificate:
     tolerance: PooledTolerance
     created_with: dict[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> str:
-        rows = [
+    def rows(self) -> list[Row]:
+        return [
             ("largest difference", f"{self.max_difference:.2e}", f"<= {self.tolerance.value:g}"),
             (f"identical labels, of {self.requests_compared}", f"{self.label_exact_share:.2%}", ">= 100%"),
             (f"identical ids, of {self.lines_compared} lines", f"{self.text_exact_share:.2%}", ">= 100%"),
         ]
-        width = max(len(row[0]) for row in rows)
-        return "\n".join(f"  {name:<{width}}  {value:>10}  {limit}" for name, value, limit in rows)
 
     def problems(self) -> list[str]:
         found = []
@@ -86,74 +77,40 @@ class PooledCertificate:
         return found
 
 
-class PooledConverter(ABC):
-    family: str
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-
-    @abstractmethod
-    def load(self) -> LoadedPooled:
-        """Raises `UnsupportedCheckpoint` with every reason at once."""
-
-    def convert(
-        self,
-        name: str,
-        repository: Path,
-        version: int | None = None,
-        tolerance: PooledTolerance | None = None,
-        advance: Callable[[str], None] = lambda step: None,
-        precision: Precision = "float32",
+class PooledConverter(Conversion[LoadedPooled, PooledTolerance, PooledManifest, PooledCertificate]):
+    def make(
+        self, loaded: LoadedPooled, draft: Draft, tolerance: PooledTolerance | None
     ) -> tuple[PooledManifest, PooledCertificate]:
-        """Writes repository/name/version, and says what the comparison with PyTorch found."""
-        if precision != "float32":
-            raise ConversionError(f"a model that classifies or embeds is stored in float32, not {precision}")
-        advance("load")
-        loaded = self.load()
-        advance("check")
-        version = free_version(name, repository, version)
+        if draft.precision != "float32":
+            raise ConversionError(f"a model that classifies or embeds is stored in float32, not {draft.precision}")
+        folder = draft.folder
         loaded.graph.eval()
-        with staging(repository / name, version) as folder:
-            loaded.text.save(folder / TOKENIZER_FILE)
-            self._check_tokenizer(folder, loaded)
-            self._manifest(name, version, folder, loaded, complete=False)
-            advance("export encoder")
-            _export(loaded, folder)
-            manifest = self._manifest(name, version, folder, loaded, complete=True)
-            advance("verify")
-            certificate = verify_pooled(folder, manifest, loaded, tolerance or PooledTolerance())
-            advance("save")
-            write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
-            write_text(folder / MANIFEST_FILE, manifest.to_json())
-        return manifest, certificate
+        tokenizer = self.save_tokenizer(loaded.text, folder / TOKENIZER_FILE, loaded.settings["vocabulary_size"])
+        self._manifest(draft, loaded, tokenizer, complete=False)
+        draft.advance("export encoder")
+        _export(loaded, folder)
+        manifest = self._manifest(draft, loaded, tokenizer, complete=True)
+        draft.advance("verify")
+        return manifest, verify_pooled(folder, manifest, loaded, tolerance or PooledTolerance())
 
-    def _check_tokenizer(self, folder: Path, loaded: LoadedPooled) -> None:
-        words, size = TextTokenizer.load(folder / TOKENIZER_FILE).vocab_size, loaded.settings["vocabulary_size"]
-        if words > size:
-            reason = f"its tokenizer has {words} words, but its embedding only {size}"
-            raise UnsupportedCheckpoint(str(self.source), [reason])
-
-    def _manifest(self, name: str, version: int, folder: Path, loaded: LoadedPooled, complete: bool) -> PooledManifest:
+    def _manifest(self, draft: Draft, loaded: LoadedPooled, tokenizer: File, complete: bool) -> PooledManifest:
         """An incomplete one has no graph yet: better refused now than after the export."""
-
-        def file(name: str) -> dict[str, Any]:
-            path = folder / name
-            return {"file": name, "sha256": sha256_of(path) if path.is_file() else ""}
-
-        size = (folder / WEIGHTS_FILE).stat().st_size if complete else 0
-        try:
+        weights, graph = draft.folder / WEIGHTS_FILE, draft.folder / GRAPH_FILE
+        with every_reason(self.source):
             return PooledManifest(
-                name=name,
-                version=version,
+                name=draft.name,
+                version=draft.version,
                 family=self.family,
-                graph=File(**file(GRAPH_FILE)),
-                weights=Weights(**file(WEIGHTS_FILE), bytes=size),
-                tokenizer=File(**file(TOKENIZER_FILE)),
+                graph=File(file=GRAPH_FILE, sha256=sha256_of(graph) if complete else ""),
+                weights=Weights(
+                    file=WEIGHTS_FILE,
+                    sha256=sha256_of(weights) if complete else "",
+                    bytes=weights.stat().st_size if complete else 0,
+                ),
+                tokenizer=tokenizer,
                 created_with=versions(),
                 **loaded.settings,
             )
-        except ValidationError as error:
-            raise UnsupportedCheckpoint(str(self.source), reasons_of(error)) from error
 
 
 def _export(loaded: LoadedPooled, folder: Path) -> None:
@@ -198,12 +155,7 @@ def verify_pooled(
         tolerance=tolerance,
         created_with=manifest.created_with,
     )
-    if certificate.problems():
-        raise ParityFailure(
-            "the exported model is not the one that was brought: "
-            + "; ".join(certificate.problems())
-            + f"\n{certificate.table()}"
-        )
+    certificate.check()
     return certificate
 
 

@@ -9,18 +9,18 @@ original's log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from converters.certificate import ParityCertificate, Row
 from converters.parity_text import parity_lines
 from converters.precision import INT8_LIMIT, Int8Loss
 from converters.verify_graphs import Beams, Case, GraphRunner, Source
-from serving.errors import ParityFailure
 from serving.manifest import Manifest
 from serving.tokenizer import TextTokenizer
 
@@ -43,9 +43,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """`parity.json`."""
-
+class Certificate(ParityCertificate):
     max_log_prob_difference: float
     beam_exact_share: float
     beams_compared: int
@@ -57,10 +55,7 @@ class Certificate:
     int8: Int8Loss | None = None  # where the verified graphs were then made smaller
     half: PrecisionCheck | None = None  # where they were then brought to half precision
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def table(self) -> str:
+    def rows(self) -> list[Row]:
         rows = [
             (
                 "largest log-probability difference",
@@ -83,8 +78,7 @@ class Certificate:
             rows.append(("8-bit weights: mean log-probability difference", difference, f"<= {INT8_LIMIT:g}"))
         if self.half is not None:
             rows += self.half.rows()
-        width = max(len(row[0]) for row in rows)
-        return "\n".join(f"  {name:<{width}}  {value:>10}  {limit}" for name, value, limit in rows)
+        return rows
 
     def problems(self) -> list[str]:
         found = []
@@ -129,12 +123,7 @@ def verify(folder: Path, manifest: Manifest, loaded: Loaded, tolerance: Toleranc
         tolerance=tolerance,
         created_with=manifest.created_with,
     )
-    if certificate.problems():
-        raise ParityFailure(
-            "the exported model is not the one that was brought: "
-            + "; ".join(certificate.problems())
-            + f"\n{certificate.table()}"
-        )
+    certificate.check()
     return certificate
 
 

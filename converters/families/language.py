@@ -17,8 +17,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from converters.base import Chat, Converter, Loaded, TextSide
+from converters.base import Chat, Converter, Loaded
 from converters.checkpoint import read_json
+from converters.conversion import TextSide
 from converters.families import gpt2, llama
 from converters.families.generation import language_defaults
 from converters.modules.causal import CausalTransformer

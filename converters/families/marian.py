@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from transformers.utils import logging as transformers_logging
 
-from converters.base import Converter, Loaded, TextSide
+from converters.base import Converter, Loaded
 from converters.checkpoint import fill, read_json, read_weights
+from converters.conversion import TextSide
 from converters.families.generation import decoding_defaults
 from converters.families.reference import limits_of, vocabulary_of
 from converters.modules.transformer import Transformer, TransformerConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from converters.base import TextSide
+from converters.conversion import TextSide
 from converters.tokenization import from_sentencepiece
 from serving.errors import ConversionError
 

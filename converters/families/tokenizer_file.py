@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from converters.base import TextSide
+from converters.conversion import TextSide
 from converters.families.sentencepiece_text import SentencePieceText
 from serving.errors import ConversionError
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from converters import base
+from converters.conversion import PARITY_FILE
 from converters.export import ExportedFiles
 from converters.recognise import converter_for
 from converters.verify import Certificate, Tolerance
@@ -47,6 +48,6 @@ def copied_graphs(reference_version: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def quick_conversion(copied_graphs: None, reference_version: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They don't even verify: for tests of what happens around it."""
-    content = json.loads((reference_version / base.PARITY_FILE).read_text())
+    content = json.loads((reference_version / PARITY_FILE).read_text())
     certificate = Certificate(**{**content, "tolerance": Tolerance(**content["tolerance"])})
     monkeypatch.setattr(base, "verify", lambda *_: certificate)

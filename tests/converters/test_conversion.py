@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from converters.base import STEPS, Loaded
+from converters.base import Loaded
+from converters.conversion import STEPS
 from converters.families.reference import ReferenceConverter
 from converters.recognise import converter_for
 from serving.engine.request import DecodingOptions
