@@ -35,6 +35,7 @@ class Kind:
 KINDS = {
     "transformer": Kind("beamline_transformer", TransformerConfig, Transformer),
     "recurrent": Kind("beamline_recurrent", RecurrentConfig, Recurrent),
+    "gnmt": Kind("beamline_recurrent", RecurrentConfig.gnmt, Recurrent),  # by its width, and what shall differ
 }
 
 
@@ -99,7 +100,7 @@ def export(directory: Path, model: Model, weights: dict[str, Tensor], vocabulary
 
 def load(directory: Path) -> Model:
     described = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-    kinds = {kind.model_type: kind for kind in KINDS.values()}
+    kinds = {kind.model_type: kind for kind in reversed(KINDS.values())}  # a stored config has every field: no gnmt
     kind = kinds.get(described.pop("model_type", ""))
     if kind is None:
         raise ValueError(f"{directory / CONFIG}: model_type must be one of {', '.join(kinds)}")

@@ -22,9 +22,13 @@ from converters.modules.recurrent_language import (
 )
 from converters.modules.tree import Tree
 from converters.recognise import converter_for
+from protos import beamline_pb2 as pb
+from serving.config import ServeConfig
 from serving.engine.request import DecodingOptions
 from serving.manifest import StateKind, read_manifest
+from serving.server import Server
 from tests.converters.test_unsupported import edit, reasons_of
+from tests.serving.doubles import connected, started
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.language_models import BOS, EOS, VOCABULARY, tokenizer_json
@@ -218,10 +222,42 @@ def test_a_recurrent_language_model_is_converted_and_served(tmp_path: Path, shap
                 assert mine.score == pytest.approx(other.score, abs=1e-3)
 
 
+SERVED = config_of("coupled-peepholes", layers=3, residual_from=1)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language")
+    converter_for(write_lively(folder / "source", SERVED)).convert("rnn", folder / "repository")
+    return folder / "repository"
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_its_graphs_compile_for_tensorrt(tmp_path: Path) -> None:
-    config = config_of("coupled-peepholes", layers=3, residual_from=1)
-    converter_for(write_lively(tmp_path / "source", config)).convert("rnn", tmp_path / "repository")
-    found = compile_version(tmp_path / "repository" / "rnn" / "1")
+def test_its_graphs_compile_for_tensorrt(repository: Path) -> None:
+    found = compile_version(repository / "rnn" / "1")
     assert "RECURRENCE" in found["score"][0].layers
+
+
+@pytest.mark.full
+async def test_it_generates_and_scores_through_the_wire(repository: Path) -> None:
+    model = lively(SERVED)
+    prompt = torch.randint(3, VOCABULARY, (7,), generator=torch.Generator().manual_seed(5)).tolist()
+    ids = pb.TokenIds(ids=prompt)
+    options = pb.GenerationOptions(max_tokens=12, temperature=0, ignore_eos=True, return_tokens=True)
+    config = ServeConfig(repository=repository, grpc_port=0, metrics_port=0, threads=1)
+    async with started(Server(config)) as server, connected(server) as stub:
+        request = pb.GenerateRequest(token_ids=ids, options=options)
+        written = [token.id async for reply in stub.Generate(request) for token in reply.tokens]
+        (scored,) = (await stub.Score(pb.ScoreRequest(texts=[pb.Input(token_ids=ids)]))).scores
+    text = list(prompt)
+    with torch.no_grad():
+        for _ in range(12):
+            logits = model(torch.tensor([text]))[0, -1]
+            logits[EOS] = -torch.inf
+            text.append(int(logits.argmax()))
+        log_probs = model(torch.tensor([prompt]))[0].log_softmax(-1)
+    assert written == text[len(prompt) :]
+    wanted = [float(log_probs[place, token]) for place, token in enumerate(prompt[1:])]
+    found = [token.log_prob for token in scored.tokens]
+    assert found[-len(wanted) :] == pytest.approx(wanted, abs=1e-4)

@@ -176,6 +176,13 @@ def test_the_example_settings_can_be_built(name: str, limit: float) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) <= limit
 
 
+def test_gnmt_is_a_model_by_its_name(tmp_path: Path, run: Path) -> None:
+    model = models.build("gnmt", {"width": 8}, 50)
+    assert (len(model.encoder), model.config.decoder_layers, model.config.attention_layer) == (8, 8, "bottom")  # type: ignore[union-attr]
+    models.export(tmp_path, model, models.weights_of(model), run / "spm.model")
+    assert models.load(tmp_path).config == model.config
+
+
 def wait_for(condition: Any, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
