@@ -5,7 +5,7 @@
       "weights": "model.safetensors",
       "tokenizer": "spm.model",                 or a tokenizer.json
       "encoder": "encoder.rnn",                 where the nn.GRU (or RNN, LSTM) is in the state dict
-      "decoder": "decoder.rnn",                 the same; an nn.GRUCell (or RNNCell, LSTMCell) will do
+      "decoder": "decoder.rnn",                 the same; or an nn.GRUCell (RNNCell, LSTMCell), or a list of them
       "source_embedding": "encoder.embedding.weight",
       "target_embedding": "decoder.embedding.weight",
       "output": "decoder.out.weight",           the same tensor as the target embedding: tied
@@ -13,7 +13,7 @@
       "bridge": "tanh",                         or "zero", "copy", "linear"
       "bridge_hidden": ["encoder.fc"],          by decoder layer, the nn.Linear that makes its first state
       "attention": "additive",                  or "none", "dot", "scaled_dot", "general"
-      "attention_query": "decoder.attention.query",
+      "attention_query": "decoder.attention.query",       general attention has only one of these two
       "attention_key": "decoder.attention.key", the same name twice: one nn.Linear over [query, key]
       "attention_energy": "decoder.attention.v",
       "attention_order": "previous",            the state before a step asks, or the "new" one

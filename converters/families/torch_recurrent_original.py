@@ -186,7 +186,9 @@ class Original(nn.Module):
                 mixed = asking(query)[:, None] + key(memory)
             mixed = mixed.relu() if self.config.attention_activation == "relu" else mixed.tanh()
             return self.linears["attention_energy"](mixed)[:, :, 0]
-        if self.config.attention == "general":
+        if "attention_query" in self.linears:  # general attention has its matrix on this side, or on the other
+            query = self.linears["attention_query"](query)
+        elif self.config.attention == "general":
             memory = self.linears["attention_key"](memory)
         scores = torch.einsum("bq,bsq->bs", query, memory)
         return scores / math.sqrt(query.shape[1]) if self.config.attention == "scaled_dot" else scores

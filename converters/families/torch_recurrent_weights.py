@@ -23,7 +23,7 @@ class Parts(SequenceParts):
     source_features: int = 0
     feature_projection: str | None = None
     encoder: str | None = None
-    decoder: str
+    decoder: str | tuple[str, ...]
     nonlinearity: Literal["tanh", "relu"] = "tanh"
     merge: str = "concat"
     reverse_source: bool = False
@@ -75,17 +75,16 @@ class NamedTensors:
         self.used.add(name)
         return self.tensors[name]
 
-    def stack(self, field: str, prefix: str, nonlinearity: str) -> Stack:
-        """An nn.RNN, LSTM or GRU by layer and direction, or a cell of that kind."""
-        start = re.escape(f"{prefix}." if prefix else "")
+    def stack(self, field: str, named: str | tuple[str, ...], nonlinearity: str) -> Stack:
+        """An nn.RNN, LSTM or GRU by layer and direction, or a cell of that kind, or several, one above the other."""
         layers: dict[tuple[int, int], dict[str, Tensor]] = {}
-        for name, tensor in self.tensors.items():
-            found = re.fullmatch(start + r"(weight_ih|weight_hh|bias_ih|bias_hh)(?:_l(\d+)(_reverse)?)?", name)
-            if found:
-                self.used.add(name)
-                layers.setdefault((int(found[2] or 0), int(bool(found[3]))), {})[found[1]] = tensor
-        if not layers or any("weight_ih" not in layer or "weight_hh" not in layer for layer in layers.values()):
-            self.reasons.append(f"{self._file}: there is no nn.RNN, LSTM or GRU at {prefix!r}, its {field}")
+        for prefix in (named,) if isinstance(named, str) else named:
+            found = self._layers(prefix)
+            if not found or any("weight_ih" not in layer or "weight_hh" not in layer for layer in found.values()):
+                self.reasons.append(f"{self._file}: there is no nn.RNN, LSTM or GRU at {prefix!r}, its {field}")
+            below = 1 + max((number for number, _ in layers), default=-1)
+            layers |= {(below + number, way): layer for (number, way), layer in found.items()}
+        if self.reasons or not layers:
             return Stack({}, "", 0, 0, 0)
         for layer in layers.values():  # bias=False
             for bias in ("bias_ih", "bias_hh"):
@@ -94,6 +93,18 @@ class NamedTensors:
         cell = _CELLS.get(len(layers[0, 0]["weight_hh"]) // width, f"rnn_{nonlinearity}")
         depth, directions = 1 + max(number for number, _ in layers), 1 + max(way for _, way in layers)
         return Stack(layers, cell, depth, directions, width)
+
+    def _layers(self, prefix: str) -> dict[tuple[int, int], dict[str, Tensor]]:
+        start = re.escape(f"{prefix}." if prefix else "")
+        layers: dict[tuple[int, int], dict[str, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            found = re.fullmatch(start + r"(weight_ih|weight_hh|bias_ih|bias_hh)(?:_l(\d+)(_reverse)?)?", name)
+            if found:
+                self.used.add(name)
+                layers.setdefault((int(found[2] or 0), int(bool(found[3]))), {})[found[1]] = tensor
+            elif re.fullmatch(start + r"weight_hr_l\d+(_reverse)?", name):
+                self.reasons.append(f"{name}: an nn.LSTM with a projection (proj_size) is not supported")
+        return layers
 
     def linear(self, field: str, name: str) -> Linear:
         """An nn.Linear, or a bare parameter; a vector is a matrix of one row."""
@@ -150,10 +161,11 @@ class StateDict(NamedTensors):
             given = len(getattr(self.parts, field))
             if given != decoder.depth * needed:
                 self.reasons.append(f"{self._file}: {field} names {given} layers; {decoder.depth * needed} are needed")
-        additive = self.parts.attention == "additive"
+        additive, general = self.parts.attention == "additive", self.parts.attention == "general"
+        asks = general and self.parts.attention_query is not None  # its matrix turns the state, not the memory
         needed_names = {
-            "attention_query": additive,
-            "attention_key": additive or self.parts.attention == "general",
+            "attention_query": additive or asks,
+            "attention_key": additive or (general and not asks),
             "attention_energy": additive,
             "attention_place": self.parts.window == "predictive",
             "attention_place_energy": self.parts.window == "predictive",
@@ -161,9 +173,10 @@ class StateDict(NamedTensors):
         for field, needed in needed_names.items():
             if needed != (getattr(self.parts, field) is not None):
                 self.reasons.append(f"{self._file}: {field} is {'missing' if needed else 'not used by this attention'}")
+        without_bias = ["attention_place", "attention_place_energy", *(["attention_query"] if asks else [])]
         self.reasons += [
             f"{self._file}: {field} has a bias, which is not supported"
-            for field in ("attention_place", "attention_place_energy")
+            for field in without_bias
             if field in self.linears and self.linears[field].bias is not None
         ]
 
@@ -268,7 +281,9 @@ class StateDict(NamedTensors):
     def _map_attention(self, mapped: dict[str, Tensor], config: RecurrentConfig) -> None:
         # A bias of the energy, or of general attention's keys, moves all scores alike: the softmax does not see it.
         parts, linears = self.parts, self.linears
-        if parts.attention_key:
+        if parts.attention == "general" and parts.attention_query:
+            _put(mapped, "decoder.attention.key", linears["attention_query"].weight.T, None)
+        elif parts.attention_key:
             key = linears["attention_key"]
             weight = key.weight
             if parts.attention_query:

@@ -25,6 +25,7 @@ from tests.support.recurrent_users import (
     Additive,
     Cho,
     Luong,
+    OpenNmt,
     UserModel,
     user_model,
     write_user_model,
@@ -93,10 +94,21 @@ def test_parts_that_do_not_fit_each_other(tmp_path: Path) -> None:
     edit(folder / "config.json", bridge_hidden=[], attention="general", window="predictive", window_radius=2)
     assert reasons_of(folder) == [
         "config.json: bridge_hidden names 0 layers; 1 are needed",
-        "config.json: attention_query is not used by this attention",
+        "config.json: attention_key is not used by this attention",
         "config.json: attention_energy is not used by this attention",
         "config.json: attention_place is missing",
         "config.json: attention_place_energy is missing",
+        "config.json: attention_query has a bias, which is not supported",
+    ]
+
+
+def test_what_an_nn_lstm_may_not_have(tmp_path: Path) -> None:
+    folder = write_user_model(tmp_path, user_model(OpenNmt))
+    edit_weights(folder, lambda weights: weights.update({"encoder.rnn.weight_hr_l0": torch.zeros(4, 4)}))
+    edit(folder / "config.json", decoder=["decoder.rnn.layers.0", "decoder.rnn.layers.7"])
+    assert reasons_of(folder) == [
+        "config.json: there is no nn.RNN, LSTM or GRU at 'decoder.rnn.layers.7', its decoder",
+        "encoder.rnn.weight_hr_l0: an nn.LSTM with a projection (proj_size) is not supported",
     ]
 
 

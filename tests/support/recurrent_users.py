@@ -214,7 +214,55 @@ class Elman(UserModel):
     }
 
 
-USER_MODELS: tuple[type[UserModel], ...] = (Additive, Luong, Sutskever, Cho, Elman)
+class OpenNmt(UserModel):
+    """As OpenNMT-py names them: a bidirectional encoder, cells above each other that are fed, and a matrix that turns
+    the state before it is compared with the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = vocabulary_size()
+        self.encoder, self.decoder = nn.ModuleDict(), nn.ModuleDict()
+        self.encoder["embeddings"], self.decoder["embeddings"] = nn.Embedding(size, 7), nn.Embedding(size, 7)
+        self.encoder["rnn"] = nn.LSTM(7, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.decoder["rnn"] = nn.ModuleDict({"layers": nn.ModuleList([nn.LSTMCell(7 + 8, 8), nn.LSTMCell(8, 8)])})
+        self.decoder["attn"] = nn.ModuleDict(
+            {"linear_in": nn.Linear(8, 8, bias=False), "linear_out": nn.Linear(16, 8, bias=False)}
+        )
+        self.generator = nn.Sequential(nn.Linear(8, size))
+
+    def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        outputs, ends = packed_run(self.encoder["rnn"], self.encoder["embeddings"](source), mask.sum(1))
+        # [layers * directions, B, 4] -> by layer [B, 8]
+        hidden, cell = ([torch.cat([end[i], end[i + 1]], dim=1) for i in (0, 2)] for end in ends)
+        states, fed = list(zip(hidden, cell, strict=True)), torch.zeros(len(source), 8)
+        attention: Any = self.decoder["attn"]
+        logits = []
+        for word in target.T:
+            x = torch.cat([self.decoder["embeddings"](word), fed], dim=1)
+            for number, layer in enumerate(self.decoder["rnn"]["layers"]):  # type: ignore[index]
+                states[number] = layer(x, states[number])
+                x = states[number][0]
+            scores = (attention["linear_in"](x)[:, None] * outputs).sum(2)
+            fed = torch.tanh(attention["linear_out"](torch.cat([looked_at(scores, mask, outputs), x], dim=1)))
+            logits.append(self.generator(fed))
+        return torch.stack(logits, dim=1)
+
+    parts: ClassVar[dict[str, Any]] = {
+        "encoder": "encoder.rnn",
+        "decoder": ["decoder.rnn.layers.0", "decoder.rnn.layers.1"],
+        "source_embedding": "encoder.embeddings.weight",
+        "target_embedding": "decoder.embeddings.weight",
+        "output": "generator.0.weight",
+        "output_bias": "generator.0.bias",
+        "attention": "general",
+        "attention_query": "decoder.attn.linear_in",
+        "decoder_input": ["embedding", "fed"],
+        "readout": "decoder.attn.linear_out",
+        "readout_input": ["context", "hidden"],
+    }
+
+
+USER_MODELS: tuple[type[UserModel], ...] = (Additive, Luong, Sutskever, Cho, Elman, OpenNmt)
 
 
 def user_model(kind: type[UserModel], seed: int = 0) -> UserModel:
