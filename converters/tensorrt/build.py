@@ -13,7 +13,7 @@ from typing import Any
 
 from converters.tensorrt import lint
 from converters.tensorrt.graph import Graph
-from converters.tensorrt.library import Library, Protocol, make_logger
+from converters.tensorrt.library import Library, Protocol, logger_for
 from converters.tensorrt.profiles import Extent, profile
 from serving.errors import ConversionError
 from serving.manifest import AnyManifest, File
@@ -65,7 +65,7 @@ def build(
         raise BuildFailure(str(graph.path), found)
     began = time.perf_counter()
     trt, said = library.module, Protocol()
-    logger = make_logger(library, said)  # lives as long as what it was given to
+    logger = logger_for(library, said)
     builder = trt.Builder(logger)
     network = _parse(graph, library, builder, logger, said)
     _check_types(graph, network)

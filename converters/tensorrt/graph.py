@@ -45,6 +45,7 @@ def load(name: str, path: Path, cache_length: int | None = None) -> Graph:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's own, of several kinds
         raise ConversionError(f"{path} is not an ONNX graph: {error}") from error
+    _drop_unread(model.graph)
     inputs, outputs = _tensors(model.graph.input), _tensors(model.graph.output)
     if not any(CACHE_AXIS in each.axes for each in inputs):
         return Graph(name, path, model, None, inputs, outputs)
@@ -56,6 +57,14 @@ def load(name: str, path: Path, cache_length: int | None = None) -> Graph:
                     dimension.dim_value = cache_length
         del model.graph.value_info[:]  # they still speak of C
     return Graph(name, path, model, cache_length, inputs, outputs)
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Inputs that no node reads: a step need not look at all that its encoder made. TensorRT would call them unused, as
+    it calls those that it ignores by mistake, and could not bind them."""
+    read = {name for node in all_nodes(graph) for name in node.input} | {value.name for value in graph.output}
+    for value in [value for value in graph.input if value.name not in read]:
+        graph.input.remove(value)
 
 
 def _tensors(values: Iterable[onnx.ValueInfoProto]) -> tuple[PlanTensor, ...]:

@@ -72,14 +72,23 @@ class Protocol:
         return [*self.errors, *self.warnings, *self.unused]
 
 
-def make_logger(library: Library, protocol: Protocol) -> Any:
+_listeners: dict[str, Any] = {}
+
+
+def logger_for(library: Library, protocol: Protocol) -> Any:
+    """The library's logger, which writes into this protocol from now on. There is one for all builds: TensorRT ignores
+    another one as long as anything lives that was made with the first, and a failed build's traceback may keep that."""
     trt = library.module
 
     class Listener(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
+            self.protocol = protocol
 
         def log(self, severity: Any, message: str) -> None:
-            protocol.hear(severity.name, message)
+            self.protocol.hear(severity.name, message)
 
-    return Listener()
+    listener = _listeners.get(library.name) or Listener()
+    listener.protocol = protocol
+    _listeners[library.name] = listener
+    return listener

@@ -21,7 +21,7 @@ from serving.errors import ConversionError, UnsupportedCheckpoint
 from serving.manifest import StateKind, read_manifest
 from serving.tokenizer import TextTokenizer
 from tests.support.compiled import compile_version
-from tests.support.engines import decode, make_engine, results
+from tests.support.engines import decode, make_engine, results, served_by
 from tests.support.plain_search import plain_search, teacher_forced
 from tests.support.ties import same_or_tie
 
@@ -92,6 +92,19 @@ def test_the_examples_alignments_come_from_its_attention(example: Path) -> None:
 
 def test_the_examples_graphs_compile_for_tensorrt(example: Path) -> None:
     assert set(compile_version(example / "repository" / "own" / "1", only="step")) == {"step"}
+
+
+def test_the_example_on_an_emulated_gpu(example: Path) -> None:
+    """Its step does not look at all that its encoder made: what nobody reads is no input of a plan."""
+    version = example / "repository" / "own" / "1"
+    manifest = read_manifest(version)
+    requests = [([4, 5, 6, 1], GREEDY), ([7, 3, 1], BEAM)]
+    expected = results(decode(make_engine(version, manifest), requests))
+    with served_by("tensorrt"):
+        engine = make_engine(version, manifest)
+    for answer, wanted in zip(results(decode(engine, requests)), expected, strict=True):
+        for mine, other in zip(answer.hypotheses, wanted.hypotheses, strict=True):
+            assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.token_log_probs)
 
 
 @pytest.mark.full

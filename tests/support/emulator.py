@@ -73,15 +73,21 @@ class EmulatedDevice:
 
     def view(self, address: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """For a test that looks into memory. Does all work first."""
-        self._work()
+        self.finish()
         return self.bytes_at(address, math.prod(shape) * item_bytes(dtype)).view(dtype).reshape(shape)
+
+    @property
+    def allocated_bytes(self) -> int:
+        self.finish()
+        return sum(len(buffer) for buffer in self._buffers.values())
 
     # -- work, in order ----------------------------------------------------------------------------------------
 
     def _ask(self, work: Callable[[], Any]) -> None:
         (self._queue if self._recording is None else self._recording).append(work)
 
-    def _work(self) -> None:
+    def finish(self) -> None:
+        """All that was asked for."""
         while self._queue:
             self._queue.pop(0)()
 
@@ -155,19 +161,25 @@ class EmulatedDevice:
             self._queue.pop(0)()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        recording: list[Callable[[], None]] = []
-        self._recording = recording
+        self.begin_recording()
         try:
             work()
         finally:
-            self._recording = None
+            recording = self.end_recording()
+        return lambda: self.replay(recording)
+
+    def begin_recording(self) -> None:
+        self._recording = []
+
+    def end_recording(self) -> list[Callable[[], None]]:
+        recording, self._recording = self._recording, None
+        assert recording is not None
         self.recorded += 1
+        return recording
 
-        def replay() -> None:
-            self.replayed += 1
-            self._queue.extend(recording)
-
-        return replay
+    def replay(self, recording: list[Callable[[], None]]) -> None:
+        self.replayed += 1
+        self._queue.extend(recording)
 
 
 class EmulatedRuntime:
@@ -278,6 +290,12 @@ class EmulatedContext:
             places[name] = self._device.bytes_at(addresses[name], nbytes)  # it lies in an allocation
             bind = binding.bind_input if name in self._inputs else binding.bind_output
             bind(name, "cpu", 0, np.dtype(each.dtype).type, list(shapes[name]), addresses[name])
+        for argument in self._session.get_inputs():
+            if (
+                argument.name not in self._inputs
+            ):  # nobody reads it, so a plan lacks it; ONNX Runtime wants it all the same
+                sizes = self._sizes(shapes) or {}
+                binding.bind_cpu_input(argument.name, np.zeros(sizes_of(tuple(argument.shape), sizes), np.float32))
         for output in self._outputs:
             for source in self._inputs:
                 if self._card.aliases.get(output) != source and np.shares_memory(places[output], places[source]):

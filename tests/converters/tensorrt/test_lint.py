@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from converters.tensorrt import lint
 from converters.tensorrt.build import BuildFailure, build
 from converters.tensorrt.graph import Graph, load
-from converters.tensorrt.library import Protocol, find_library, make_logger
+from converters.tensorrt.library import Protocol, find_library, logger_for
 from converters.tensorrt.profiles import Extent
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -156,7 +156,7 @@ MISUNDERSTOOD = {
 def refused_by_tensorrt(found: Graph) -> bool:
     """By its parser, or when it is built."""
     library, said = find_library("tensorrt_rtx"), Protocol()
-    trt, logger = library.module, make_logger(library, said)
+    trt, logger = library.module, logger_for(library, said)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -191,8 +191,14 @@ def test_an_input_that_is_ignored_fails_the_build(tmp_path: Path, monkeypatch: p
     """The second net: even where no rule knows the form, "Unused Input" is an error."""
     make, _ = MISUNDERSTOOD["lengths"]
     monkeypatch.setattr(lint, "problems", lambda graph: [])
-    with pytest.raises(BuildFailure, match=r"(?i)unused input"):
-        build(make(tmp_path), SIZES, find_library("tensorrt_rtx"), "80")
+    library = find_library("tensorrt_rtx")
+    with pytest.raises(BuildFailure, match=r"(?i)unused input") as kept:
+        build(make(tmp_path), SIZES, library, "80")
+    # What it leaves alive does not disturb the next one. And an input that no node reads is simply none of the plan's.
+    node = helper.make_node("Relu", ["x"], ["y"])
+    fine = graph(tmp_path, [node], {"x": (FLOAT, ["B", 8]), "unread": (FLOAT, ["B"])}, {"y": (FLOAT, ["B", 8])})
+    assert [each.name for each in build(fine, SIZES, library, "80").inputs] == ["x"]
+    assert kept.value.reasons
 
 
 def test_every_problem_at_once(tmp_path: Path) -> None:
