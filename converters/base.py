@@ -18,7 +18,6 @@ from converters.export import ExportedFiles, export_graphs
 from converters.lowering import lower
 from converters.modules.causal_graphs import LanguageModel
 from converters.modules.graphs import EncoderDecoder, SearchConstants, feature_width_of
-from converters.precision import to_int8
 from converters.verify import Certificate, Tolerance, verify
 from serving.manifest import (
     DecodingDefaults,
@@ -93,12 +92,9 @@ class Converter(Conversion[Loaded, Tolerance, Manifest, Certificate]):
         manifest = self._manifest(draft, loaded, files, tokenizers)
         draft.advance("verify")
         certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
-        if draft.precision == "int8":  # only what is proven to be the original is made smaller
-            manifest, loss = to_int8(folder, manifest)
-            certificate = replace(certificate, int8=loss)
-        elif draft.precision != "float32":
+        if draft.precision != "float32":  # only what is proven to be the original is made smaller
             manifest, check = lower(folder, manifest, draft.precision)
-            certificate = replace(certificate, half=check)
+            certificate = replace(certificate, lowered=check)
         return manifest, certificate
 
     def _save_tokenizers(self, loaded: Loaded, folder: Path) -> Tokenizers:

@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from converters.lowering_check import PrecisionCheck, compare
 from converters.passes.half import half_state, simulated, to_half
-from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from converters.passes.int8 import quantise_weights
+from converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
 from serving.errors import ConversionError, ParityFailure
 from serving.manifest import File, Graphs, Manifest, StateTensor, Weights
 
@@ -39,7 +40,20 @@ def _half(precision: str, simulate: Callable[[ir.Model], None] | None = None) ->
     )
 
 
-LOWERINGS: Mapping[str, Lowering] = {"float16": _half("float16"), "bfloat16": _half("bfloat16", simulated)}
+def _quantise(model: ir.Model, state: Sequence[StateTensor]) -> None:
+    restore_full_precision(model)
+    quantise_weights(model)
+
+
+LOWERINGS: Mapping[str, Lowering] = {
+    "float16": _half("float16"),
+    "bfloat16": _half("bfloat16", simulated),
+    "int8": Lowering(_quantise, tuple),  # only weights change; what lives in a slot stays as it is
+}
+_ADVICE = {
+    "float16": ". Try --precision bfloat16, whose numbers are as large as float32's",
+    "int8": ". It needs --precision float32",
+}
 
 
 def lower(folder: Path, manifest: Manifest, precision: str) -> tuple[Manifest, PrecisionCheck]:
@@ -56,7 +70,7 @@ def lower(folder: Path, manifest: Manifest, precision: str) -> tuple[Manifest, P
     if check.problems():
         raise ParityFailure(
             f"in {precision} the model is not the same any more: {'; '.join(check.problems())}"
-            + (". Try --precision bfloat16, whose numbers are as large as float32's" if precision == "float16" else "")
+            + _ADVICE.get(precision, "")
         )
     take_over(work, folder)
     return lowered, check

@@ -19,7 +19,6 @@ import torch
 
 from converters.certificate import ParityCertificate, Row
 from converters.parity_text import parity_lines
-from converters.precision import INT8_LIMIT, Int8Loss
 from converters.verify_graphs import Beams, Case, GraphRunner, Source
 from serving.manifest import Manifest
 from serving.tokenizer import TextTokenizer
@@ -52,8 +51,7 @@ class Certificate(ParityCertificate):
     lines_compared: int
     tolerance: Tolerance
     created_with: dict[str, str]
-    int8: Int8Loss | None = None  # where the verified graphs were then made smaller
-    half: PrecisionCheck | None = None  # where they were then brought to half precision
+    lowered: PrecisionCheck | None = None  # where the verified graphs were then brought to another precision
 
     def rows(self) -> list[Row]:
         rows = [
@@ -73,11 +71,8 @@ class Certificate(ParityCertificate):
                 f">= {self.tolerance.text_exact:.0%}",
             ),
         ]
-        if self.int8 is not None:
-            difference = f"{self.int8.mean_log_prob_difference:.2e}"
-            rows.append(("8-bit weights: mean log-probability difference", difference, f"<= {INT8_LIMIT:g}"))
-        if self.half is not None:
-            rows += self.half.rows()
+        if self.lowered is not None:
+            rows += self.lowered.rows()
         return rows
 
     def problems(self) -> list[str]:

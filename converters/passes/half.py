@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from converters.weights import restore_full_precision
 from serving.manifest import StateKind, StateTensor
 
 HALF_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -47,25 +48,8 @@ def to_half(model: ir.Model, state: Sequence[StateTensor], precision: str) -> No
     """Changes the graph. Its inputs and outputs that are caches or memory become half; all others stay as they are."""
     names = {tensor.name for tensor in state if _halved(tensor)}
     names |= {tensor.output for tensor in state if _halved(tensor)}
-    unfold_weights(model.graph)
+    restore_full_precision(model)
     _Lowering(model.graph, HALF_TYPES[precision], names).run()
-
-
-def unfold_weights(graph: ir.Graph) -> None:
-    """Weights that are only stored in half (see `weights.py`) become float32 again, for a pass to decide anew."""
-    for node in list(graph):
-        source = node.inputs[0] if node.op_type == "Cast" else None
-        if source is None or source.name not in graph.initializers or node.outputs[0].dtype is not FULL:
-            continue
-        assert source.const_value is not None
-        old = node.outputs[0]
-        tensor = ir.Tensor(source.const_value.numpy().astype(np.float32), name=f"{old.name}_unfolded")
-        value = ir.Value(
-            name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor
-        )
-        graph.register_initializer(value)
-        ir.convenience.replace_all_uses_with(old, value)
-        graph.remove(node, safe=True)
 
 
 class _Lowering:

@@ -270,12 +270,12 @@ def test_int8_is_asked_for_on_the_command_line(marian_directory: Path, tmp_path:
     plans = ["--target", "tensorrt", "--compute-capability", "86", "--buckets", "64", "--plan-slots", "8"]
     converted = run_beamline("convert", str(marian_directory), *small, *plans)
     assert converted.returncode == 0, converted.stderr
-    assert "8-bit weights" in converted.stdout
+    assert "int8, mean difference to float32" in converted.stdout
     folder = tmp_path / "small" / "1"
     manifest = read_manifest(folder)
     assert manifest.precision == "int8"
     verify(folder, manifest)
-    loss = json.loads((folder / "parity.json").read_text())["int8"]
+    loss = json.loads((folder / "parity.json").read_text())["lowered"]
     assert 0 < loss["mean_log_prob_difference"] < loss["max_log_prob_difference"]
     assert [path.name for path in folder.iterdir() if path.name.startswith("weights")] == ["weights.bin"]
     cards = read_cards(folder)

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from converters.precision import to_int8
+from converters.lowering import lower
 from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
 from tests.support.marian_shape import MarianShape
 
@@ -14,7 +14,7 @@ from tests.support.marian_shape import MarianShape
 def write_int8(exported: Path, folder: Path) -> Manifest:
     """Writes the 8-bit form of an exported version into `folder`."""
     shutil.copytree(exported, folder, dirs_exist_ok=True)
-    manifest, _ = to_int8(folder, read_manifest(folder))
+    manifest, _ = lower(folder, read_manifest(folder), "int8")
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
 

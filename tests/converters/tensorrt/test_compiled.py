@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from converters.precision import to_int8
+from converters.lowering import lower
 from converters.tensorrt.version import CAPABILITIES
 from serving.manifest import PooledManifest, read_any_manifest, read_manifest
 from serving.repository import newest, scan
@@ -43,7 +43,7 @@ def test_shipped_model_compiles_in_int8(name: str, tmp_path: Path) -> None:
     assert not isinstance(version.manifest, PooledManifest)
     folder = tmp_path / "int8"
     shutil.copytree(version.folder, folder, ignore=shutil.ignore_patterns("engines"))
-    manifest, _ = to_int8(folder, version.manifest)
+    manifest, _ = lower(folder, version.manifest, "int8")
     full, small = compile_version(version.folder), compile_version(folder, manifest)
     assert set(small) == set(full)
     for graph, (plan,) in small.items():
