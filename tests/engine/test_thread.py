@@ -14,7 +14,7 @@ from serving.engine.request import DecodingOptions, Request, Result
 from serving.engine.thread import EngineThread
 from serving.errors import ShuttingDown
 
-WAIT = 20
+WAIT = 120  # seconds; only ever used up by a failure
 
 
 def engine() -> Engine:
