@@ -209,8 +209,10 @@ def _example(dtype: str, shape: Sequence[str | int]) -> Tensor:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter talks about packages that we don't need; a failure still comes as an exception."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    """The exporter talks about packages that we don't need, and of what it can't trace it prints all that it could; a
+    failure still comes as an exception."""
+    unread = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(unread), contextlib.redirect_stderr(unread):
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:

@@ -5,7 +5,8 @@ It is run in plain PyTorch, over a few shapes, each request alone and beside oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import torch
@@ -95,6 +96,14 @@ class Checker:
             self.reasons.append(f"{what} failed: {self.origin.describe(error)}")
             return None
 
+    @contextmanager
+    def _placed(self, method: str) -> Iterator[None]:
+        """What is found meanwhile is said with the line where the method begins."""
+        before = len(self.reasons)
+        yield
+        place = self.origin.place_of(getattr(self.module, method))
+        self.reasons[before:] = [f"{reason}{place}" for reason in self.reasons[before:]]
+
     def _run(self) -> None:
         generator = torch.Generator().manual_seed(0)
         size = self.own.settings.source_vocab_size
@@ -128,10 +137,18 @@ class Checker:
         tensors = list(self.own.states())
         axes = {"B": source.shape[0], "K": beams, "S": source.shape[1], "C": beams * STEPS}
         memory = self._call(f"{where}encode", lambda: self.own.encode(source, mask))
-        if memory is None or not self._named(f"{where}encode", memory, tensors, StateKind.MEMORY, axes):
+        if memory is None:
+            return None
+        with self._placed("encode"):
+            self._named(f"{where}encode", memory, tensors, StateKind.MEMORY, axes)
+        if self.reasons:
             return None
         start = self._call(f"{where}initial_state", lambda: self.own.initial_state(memory))
-        if start is None or not self._named(f"{where}initial_state", start, tensors, StateKind.RECURRENT, axes):
+        if start is None:
+            return None
+        with self._placed("initial_state"):
+            self._named(f"{where}initial_state", start, tensors, StateKind.RECURRENT, axes)
+        if self.reasons:
             return None
         memories = [tensor for tensor in tensors if tensor.kind is StateKind.MEMORY]
         answers = {f"encode's {tensor.name!r}": _cut(tensor, memory[tensor.name], mask) for tensor in memories}
@@ -151,7 +168,11 @@ class Checker:
             now = Step(tokens, positions, memory, states, mask if sees_source else None, tree)
             what = f"{where}step {number + 1}" if number else f"{where}step"
             stepped = self._call(what, lambda now=now: self.own.step(now))  # type: ignore[misc]
-            if stepped is None or not self._stepped(what, stepped, tensors, axes):
+            if stepped is None:
+                return None
+            with self._placed("step"):
+                self._stepped(what, stepped, tensors, axes)
+            if self.reasons:
                 return None
             answers[f"step {number + 1}'s logits"] = stepped.logits[:, :1]
             states, ancestry = dict(stepped.states), tree.ancestry_of(own)
@@ -165,12 +186,11 @@ class Checker:
         kind: StateKind,
         axes: Mapping[str, int],
         keep_beams: bool = False,
-    ) -> bool:
+    ) -> None:
         """A dict with exactly the declared tensors of a kind, each of its shape and type."""
-        before = len(self.reasons)
         if not isinstance(found, Mapping):
             self.reasons.append(f"{what} returned {type(found).__name__}; it must be a dict of tensors by name")
-            return False
+            return
         wanted = {tensor.name: tensor for tensor in tensors if tensor.kind is kind}
         self.reasons += [
             f"{what} did not return {name!r}, which states() declares" for name in wanted if name not in found
@@ -184,20 +204,17 @@ class Checker:
             if name in found:
                 axis_names = [axis for axis in tensor.shape if keep_beams or axis != "K"]
                 self._tensor(f"{what}: {name!r}", found[name], axis_names, axes, tensor.dtype)
-        return len(self.reasons) == before
 
-    def _stepped(self, what: str, found: object, tensors: Sequence[StateTensor], axes: Mapping[str, int]) -> bool:
-        before = len(self.reasons)
+    def _stepped(self, what: str, found: object, tensors: Sequence[StateTensor], axes: Mapping[str, int]) -> None:
         if not isinstance(found, Stepped):
             self.reasons.append(f"{what} returned {type(found).__name__}; it must be a converters.own.Stepped")
-            return False
+            return
         words = self.own.settings.target_vocab_size
         self._tensor(f"{what}: the logits", found.logits, ["B", "K", words], axes, "float32")
         if found.attention is not None:
             self._tensor(f"{what}: the attention", found.attention, ["B", "K", "S"], axes, "float32")
         for kind in (StateKind.RECURRENT, StateKind.CACHE):
             self._named(what, found.states, tensors, kind, axes, keep_beams=True)
-        return len(self.reasons) == before
 
     def _tensor(
         self, what: str, found: object, shape: Sequence[str | int], axes: Mapping[str, int], dtype: str

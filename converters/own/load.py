@@ -37,6 +37,13 @@ class Origin:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
         return f" ({self.file.name}, line {lines[-1]})" if lines else ""
 
+    def place_of(self, method: object) -> str:
+        """Where it begins, in the same form; nothing where it is not in the user's file."""
+        code = getattr(getattr(method, "__func__", None), "__code__", None)
+        if code is None or code.co_filename != str(self.file.resolve()):
+            return ""
+        return f" ({self.file.name}, line {code.co_firstlineno})"
+
     def describe(self, error: BaseException) -> str:
         text = str(error).strip().splitlines()
         return f"{type(error).__name__}: {text[0] if text else 'no message'}{self.place(error)}"

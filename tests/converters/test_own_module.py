@@ -321,6 +321,9 @@ def test_a_module_that_breaks_the_protocol(tmp_path: Path, old: str, new: str, r
     assert old in BROKEN
     found = reasons(tmp_path, BROKEN.replace(old, new))
     assert found[0].startswith(reason), found
+    if ": '" in reason or ": the " in reason:  # it can be said which method returned it
+        method = reason.partition(":")[0].split()[0]
+        assert found[0].endswith(f" (model.py, line {line_of(f'def {method}(', BROKEN)})"), found
 
 
 def test_an_error_in_the_module_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -348,9 +351,12 @@ def test_an_error_in_the_module_is_shown_with_its_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_control_flow_that_depends_on_data(tmp_path: Path, old: str, new: str, what: str) -> None:
+def test_control_flow_that_depends_on_data(
+    tmp_path: Path, old: str, new: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = BROKEN.replace(old, new)
     (found,) = reasons(tmp_path, code)
+    assert capsys.readouterr() == ("", "")  # the sentence is not behind pages of what torch.export could trace
     line = line_of(new.splitlines()[0].strip(), code)
     assert found.startswith(f"{what} (model.py, line {line});"), found
 
