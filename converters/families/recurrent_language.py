@@ -1,9 +1,20 @@
 """Recurrent language models built on `torch.nn.RNN`, `LSTM` or `GRU`, or on an LSTM that torch.nn does not have.
 
-A folder with `config.json` (family "recurrent_language"; the fields of `RecurrentLanguageConfig`, and below), weights
-under the names `embedding`, `rnn` and `output` or under those that the config gives, and a tokenizer. Layers are named
-as torch.nn names them: `rnn.weight_ih_l0`. With coupled gates, the gates are f g o; with peepholes, `rnn.peephole_l0`
-holds a row for each of i f o, or f o.
+    {
+      "family": "recurrent_language",
+      "weights": "model.safetensors",
+      "tokenizer": "tokenizer.json",    or a sentencepiece model
+      "embedding": "encoder",           what the state dict calls its nn.Embedding,
+      "rnn": "rnn",                     its nn.LSTM (or RNN, GRU),
+      "output": "decoder",              and its nn.Linear
+      "eos_id": 0
+    }
+
+Optional: "start_id", "max_positions", "residual_from", "peepholes", "coupled_gates", "description", and what is
+otherwise read off the weights: "cell" ("rnn_relu" must be said), "vocab_size", "embedding_width", "width", "layers",
+"tie_output", "output_bias". `RecurrentLanguageConfig` says what they mean. Layers are named as torch.nn names them:
+`rnn.weight_ih_l0`. With coupled gates, the gates are f g o; with peepholes, `rnn.peephole_l0` holds a row for each of
+i f o, or f o.
 """
 
 from __future__ import annotations
@@ -19,7 +30,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights, reasons_of
+from converters.checkpoint import every_reason, fill, read_json, read_weights, reasons_of
 from converters.families.tokenizer_file import read_tokenizer
 from converters.modules.recurrent_language import (
     RecurrentLanguageConfig,
@@ -41,8 +52,12 @@ class Parts:
     embedding: str = "embedding"
     rnn: str = "rnn"
     output: str = "output"
+    weights: str = "model.safetensors"
     tokenizer: str = "tokenizer.json"  # or a sentencepiece model
     description: str = ""
+
+
+_PARTS = {field.name for field in fields(Parts)}
 
 
 class RecurrentLanguageConverter(Converter):
@@ -53,10 +68,21 @@ class RecurrentLanguageConverter(Converter):
         self.config = config
 
     def load(self) -> Loaded:
-        config, parts = self._read(read_json(self.config))
+        content = read_json(self.config)
+        parts = self._parts(content)
+        tensors = read_weights(self.source, (parts.weights,))
+        needed = {"embedding": f"{parts.embedding}.weight", "rnn": f"{parts.rnn}.weight_hh_l0"}
+        missing = [
+            f"{self.config.name}: {field} is {getattr(parts, field)!r}, which the weights don't have"
+            for field, name in needed.items()
+            if name not in tensors
+        ]
+        if missing:
+            raise UnsupportedCheckpoint(str(self.source), missing)
+        config = self._shape({**_measured(tensors, parts, bool(content.get("coupled_gates"))), **content})
         model = RecurrentLanguageModel(config)
         theirs = {name: _their_name(name, parts) for name in model.state_dict()}
-        fill(model, _ours(read_weights(self.source), config, theirs), str(self.source), theirs)
+        fill(model, _ours(tensors, config, theirs), str(self.source), theirs)
         model.eval()
         text = read_tokenizer(self.source / parts.tokenizer, add_eos=False)  # a prompt goes on
         limits = Limits(
@@ -81,21 +107,44 @@ class RecurrentLanguageConverter(Converter):
             description=parts.description,
         )
 
-    def _read(self, content: dict[str, Any]) -> tuple[RecurrentLanguageConfig, Parts]:
-        names = {field.name for field in fields(Parts)}
-        known = RecurrentLanguageConfig.field_names() | names | {"family", "model_type"}
+    def _parts(self, content: dict[str, Any]) -> Parts:
+        with every_reason(self.config):
+            return TypeAdapter(Parts).validate_json(json.dumps(_chosen(content, _PARTS)), strict=True)
+
+    def _shape(self, content: dict[str, Any]) -> RecurrentLanguageConfig:
+        names = RecurrentLanguageConfig.field_names()
+        known = names | _PARTS | {"family", "model_type"}
         reasons = [f"{self.config.name}: {name!r} is not known" for name in content if name not in known]
-        shape = {name: value for name, value in content.items() if name in RecurrentLanguageConfig.field_names()}
-        beside = {name: value for name, value in content.items() if name in names}
         try:
-            config = TypeAdapter(RecurrentLanguageConfig).validate_json(json.dumps(shape), strict=True)
-            parts = TypeAdapter(Parts).validate_json(json.dumps(beside), strict=True)
+            shape = json.dumps(_chosen(content, names))
+            config = TypeAdapter(RecurrentLanguageConfig).validate_json(shape, strict=True)
             reasons += [f"{self.config.name}: {problem}" for problem in config.problems()]
         except ValidationError as error:
             reasons += reasons_of(error, self.config.name)
         if reasons:
             raise UnsupportedCheckpoint(str(self.source), reasons)
-        return config, parts
+        return config
+
+
+def _chosen(content: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name in names}
+
+
+def _measured(tensors: dict[str, Tensor], parts: Parts, coupled: bool) -> dict[str, Any]:
+    """What the weights say of their shape."""
+    table, recurrence = tensors[f"{parts.embedding}.weight"], tensors[f"{parts.rnn}.weight_hh_l0"]
+    output = tensors.get(f"{parts.output}.weight")
+    layer = re.compile(re.escape(parts.rnn) + r"\.weight_hh_l\d+")
+    gates = recurrence.shape[0] // recurrence.shape[-1]
+    return {
+        "vocab_size": table.shape[0],
+        "embedding_width": table.shape[-1],
+        "width": recurrence.shape[-1],
+        "layers": sum(layer.fullmatch(name) is not None for name in tensors),
+        "cell": {4: "lstm", 3: "lstm" if coupled else "gru"}.get(gates, "rnn_tanh"),
+        "tie_output": output is None or torch.equal(output, table),
+        "output_bias": f"{parts.output}.bias" in tensors,
+    }
 
 
 def _their_name(name: str, parts: Parts) -> str:
@@ -112,8 +161,7 @@ def _ours(tensors: dict[str, Tensor], config: RecurrentLanguageConfig, theirs: d
     ours = {name: mine for mine, name in theirs.items()}
     found = {ours.get(name, name): tensor for name, tensor in tensors.items()}
     if config.tie_output:  # stored once, wanted under both names
-        names = ("embedding.weight", "output.weight")
-        found = {**{name: found[stored] for stored in names if stored in found for name in names}, **found}
+        found.setdefault("output.weight", found["embedding.weight"])
     if not any(".bias_" in name for name in found):  # bias=False
         gates = {name: len(tensor) for name, tensor in found.items() if name.endswith(("weight_ih", "weight_hh"))}
         found |= {name.replace(".weight_", ".bias_"): torch.zeros(count) for name, count in gates.items()}

@@ -165,6 +165,27 @@ def test_other_names_and_tied_weights(tmp_path: Path) -> None:
     torch.testing.assert_close(found, lively(config)(tokens), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("cell", ["rnn_tanh", "gru", "lstm", "coupled-peepholes"])
+@torch.no_grad()
+def test_sizes_are_read_off_the_weights(tmp_path: Path, cell: str) -> None:
+    config = config_of(cell, layers=3, **HEADS["tied"], residual_from=2)
+    folder = write_lively(tmp_path, config, {"embedding": "encoder", "output": "decoder"})
+    measured = ("vocab_size", "embedding_width", "width", "layers", "cell", "tie_output", "output_bias")
+    edit(folder / "config.json", **dict.fromkeys(measured))
+    tokens = torch.randint(3, VOCABULARY, (2, 9))
+    found = converter_for(folder).load().original(tokens)
+    torch.testing.assert_close(found, lively(config)(tokens), rtol=0, atol=0)
+
+
+def test_names_that_the_weights_lack(tmp_path: Path) -> None:
+    folder = write_lively(tmp_path, config_of("lstm"))
+    edit(folder / "config.json", rnn="body", embedding="words")
+    assert reasons_of(folder) == [
+        "config.json: embedding is 'words', which the weights don't have",
+        "config.json: rnn is 'body', which the weights don't have",
+    ]
+
+
 def test_every_reason_at_once(tmp_path: Path) -> None:
     folder = write_lively(tmp_path, config_of("lstm"))
     edit(folder / "config.json", cell="qrnn", eos_id=9999, colour="red", tie_output=True)
