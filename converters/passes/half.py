@@ -20,10 +20,9 @@ from serving.manifest import StateKind, StateTensor
 HALF_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 FULL = ir.DataType.FLOAT
 
-# Where the time goes. (DequantizeLinear: int8 weights become half, not float32.)
-_IN_HALF = frozenset(
-    {"MatMul", "Gemm", "Attention", "TensorScatter", "Conv", "Einsum", "LSTM", "GRU", "RNN", "DequantizeLinear"}
-)
+# Where the time goes. (DequantizeLinear: int8 weights become half, not float32. Recurrent operators stay in float32:
+# TensorRT's parser mixes types in those that have lengths, and refuses its own work.)
+_IN_HALF = frozenset({"MatMul", "Gemm", "Attention", "TensorScatter", "Conv", "Einsum", "DequantizeLinear"})
 # What is as good in half as its inputs are: arithmetic, comparisons, and what only moves values.
 _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sign", "Floor", "Max", "Min", "Where", "Clip"}
 _ACTIVATIONS = {"Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "Tanh", "Gelu", "Erf", "Elu", "Selu", "Swish"}

@@ -38,7 +38,7 @@ from tests.support.captions import (
     write_tutorial,
 )
 from tests.support.checkpoints import EOS, START
-from tests.support.compiled import compile_version
+from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.plain_search import Found, plain_search
 from tests.support.ties import same_or_tie
@@ -168,6 +168,11 @@ def test_captions_are_the_originals(captioner: Captioner) -> None:
 def test_its_graphs_compile_for_tensorrt(captions: Path) -> None:
     found = compile_version(captions / "captions" / "1")
     assert next(each.axes for each in found["encoder"][0].inputs if each.name == "source") == ("B", "S", FEATURES)
+
+
+@pytest.mark.full
+def test_its_graphs_compile_in_half_precision(captions: Path, tmp_path: Path) -> None:
+    compile_lowered(captions / "captions" / "1", tmp_path / "lowered", "float16")
 
 
 @asynccontextmanager

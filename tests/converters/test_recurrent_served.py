@@ -27,7 +27,7 @@ from serving.errors import ComputeError
 from serving.manifest import Manifest, StateKind, read_manifest
 from serving.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
-from tests.support.compiled import compile_version
+from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import Answer, decode, make_engine, results
 from tests.support.plain_search import Found, plain_search, teacher_forced
 from tests.support.processes import serving
@@ -70,6 +70,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_its_graphs_compile_for_tensorrt(served: Served) -> None:
     found = compile_version(served.folder)
     assert "RECURRENCE" in found["encoder"][0].layers
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_its_graphs_compile_in_other_precisions(served: Served, precision: str, tmp_path: Path) -> None:
+    compile_lowered(served.folder, tmp_path / "lowered", precision)
 
 
 def sources(lengths: list[int], seed: int = 0) -> list[list[int]]:

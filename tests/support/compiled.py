@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from converters.lowering import lower
 from converters.tensorrt.build import Built, build
 from converters.tensorrt.library import find_library
 from converters.tensorrt.profiles import chosen_buckets, extents
 from converters.tensorrt.version import CAPABILITIES, graphs
-from serving.manifest import AnyManifest, Manifest, StateKind, read_any_manifest
+from serving.manifest import AnyManifest, Manifest, StateKind, read_any_manifest, read_manifest
 
 ONE_GPU = CAPABILITIES[1:2]
+
+
+def compile_lowered(version: Path, folder: Path, precision: str) -> dict[str, list[Built]]:
+    """The same in another precision, made in `folder`."""
+    shutil.copytree(version, folder, ignore=shutil.ignore_patterns("engines"))
+    manifest, _ = lower(folder, read_manifest(folder), precision)
+    return compile_version(folder, manifest)
 
 
 def compile_version(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from converters.lowering import lower
 from converters.tensorrt.version import CAPABILITIES
 from serving.manifest import PooledManifest, read_any_manifest, read_manifest
 from serving.repository import newest, scan
-from tests.support.compiled import compile_version
+from tests.support.compiled import compile_lowered, compile_version
 from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
 from tests.support.marian_shape import MarianShape
 
@@ -39,12 +37,8 @@ def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_model_compiles_in_int8(name: str, tmp_path: Path) -> None:
     """From the portable form, 8-bit weights behind DequantizeLinear: plans are smaller than those of full precision."""
-    version = newest(SHIPPED[name])
-    assert not isinstance(version.manifest, PooledManifest)
-    folder = tmp_path / "int8"
-    shutil.copytree(version.folder, folder, ignore=shutil.ignore_patterns("engines"))
-    manifest, _ = lower(folder, version.manifest, "int8")
-    full, small = compile_version(version.folder), compile_version(folder, manifest)
+    folder = newest(SHIPPED[name]).folder
+    full, small = compile_version(folder), compile_lowered(folder, tmp_path / "int8", "int8")
     assert set(small) == set(full)
     for graph, (plan,) in small.items():
         assert plan.layers["DEQUANTIZE"] > 0
@@ -62,6 +56,15 @@ def test_a_language_model_compiles(language_model: ConvertedLanguageModel) -> No
         layers = found[name][0].layers
         assert (layers["ATTENTION_INPUT"], layers["ROTARY_EMBEDDING"]) == (attentions, 2)
         assert ("KV_CACHE_UPDATE" in layers) == (name != "score")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8"])
+def test_a_language_model_compiles_in_every_precision(
+    language_model: ConvertedLanguageModel, precision: str, tmp_path: Path
+) -> None:
+    found = compile_lowered(language_model.folder, tmp_path / "lowered", precision)
+    assert set(found) == {"prefill", "step", "score"}
 
 
 def test_a_classifier_compiles(pooled_repository: Path) -> None:
