@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from converters.tensorrt.command import add_build_arguments, build_folder
+from converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
 from serving.manifest import PRECISIONS
 
 HELP = "convert a PyTorch checkpoint into a model repository"
@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     from converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
     from converters.recognise import OwnFiles, any_converter_for
 
+    if arguments.target == "tensorrt":
+        what_to_build(arguments)  # refused now, not after the conversion
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
     visible = sys.stderr.isatty()
     with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=not visible, leave=False) as bar:

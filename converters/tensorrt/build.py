@@ -119,14 +119,21 @@ def _set_capability(config: Any, library: Library, capability: str) -> None:
                 f"tensorrt builds only for the GPU that is there, not for {capability}; use tensorrt-rtx for others"
             )
         return
+    check_capability(library, capability)
     known = library.module.ComputeCapability.__members__
     name = "CURRENT" if capability == CURRENT else f"SM{capability}"
-    if name not in known:
-        allowed = ", ".join(each[2:] for each in known if each.startswith("SM"))
-        raise ConversionError(f"tensorrt-rtx can't build for compute capability {capability}; it can for {allowed}")
     config.num_compute_capabilities = 1
     if not config.set_compute_capability(known[name], 0):
         raise ConversionError(f"tensorrt-rtx {library.version} refused compute capability {capability}")
+
+
+def check_capability(library: Library, capability: str) -> None:
+    if not library.ahead_of_time or capability == CURRENT:
+        return
+    known = library.module.ComputeCapability.__members__
+    if f"SM{capability}" not in known:
+        allowed = ", ".join(each[2:] for each in known if each.startswith("SM"))
+        raise ConversionError(f"tensorrt-rtx can't build for compute capability {capability}; it can for {allowed}")
 
 
 def _allow_decomposition(trt: Any, layers: Iterable[Any]) -> None:

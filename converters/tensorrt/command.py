@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # at run time only where it is needed: a command must load without it
+    from converters.tensorrt.library import Library
+    from converters.tensorrt.version import Wanted
 
 HELP = "build TensorRT plans for a model of a repository"
 
@@ -32,14 +37,27 @@ def run(arguments: argparse.Namespace) -> int:
     return build_folder(folder, arguments, rebuild=arguments.rebuild)
 
 
-def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
+def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple[Library, Wanted]:
+    """Raises a `ConversionError` where that can't be, before a conversion has taken its minutes."""
+    from converters.tensorrt.build import check_capability
     from converters.tensorrt.library import find_library
-    from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
-    from serving.manifest import read_any_manifest
+    from converters.tensorrt.version import Wanted, checked_capabilities
+    from serving.errors import ConversionError
 
     library = find_library(arguments.library)
     capabilities = checked_capabilities(arguments.compute_capability, library, _present())
-    wanted = Wanted(capabilities, _buckets(arguments.buckets), arguments.plan_slots, rebuild)
+    for capability in capabilities:
+        check_capability(library, capability)
+    if arguments.plan_slots < 1:
+        raise ConversionError(f"--plan-slots {arguments.plan_slots}: a plan holds at least one request")
+    return library, Wanted(capabilities, _buckets(arguments.buckets), arguments.plan_slots, rebuild)
+
+
+def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
+    from converters.tensorrt.version import Outcome, build_version
+    from serving.manifest import read_any_manifest
+
+    library, wanted = what_to_build(arguments, rebuild)
 
     def report(outcome: Outcome) -> None:
         card = outcome.card

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from serving.devices import Choice, Machine, choose, look
 from serving.errors import BeamlineError, ModelError
-from serving.tensorrt_plans import read_cards
+from serving.manifest import read_any_manifest
+from serving.tensorrt_plans import PlanCard, read_cards, stale
 
 HELP = "say what this machine can run, and what to install for the rest"
 
@@ -61,15 +63,23 @@ def _chosen(machine: Machine) -> str:
     return f"{choice.kind}: {choice.reason}"
 
 
+def _to_do(folder: Path, cards: Sequence[PlanCard]) -> str:
+    advice = f"beamline build {folder.parent.name}/{folder.name}"
+    if not cards:
+        return f"; {advice}"
+    manifest = read_any_manifest(folder)
+    count = sum(stale(card, manifest) is not None for card in cards)
+    return f"; {count} of {len(cards)} plans are stale: {advice}" if count else ""
+
+
 def _plans(repository: Path) -> list[str]:
     lines = []
     for folder in sorted(path.parent for path in repository.glob("*/*/manifest.json")):
         name = f"{folder.parent.name}/{folder.name}"
         try:
             cards = read_cards(folder)
+            found = sorted({f"{card.module} for {card.capability}" for card in cards})
+            lines.append(f"{name}: {', '.join(found) or 'no plans'}{_to_do(folder, cards)}")
         except ModelError as error:
             lines.append(f"{name}: {error}")
-            continue
-        found = sorted({f"{card.module} for {card.capability}" for card in cards})
-        lines.append(f"{name}: {', '.join(found) or f'no plans; beamline build {folder.parent.name}'}")
     return lines

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from converters.tensorrt import profiles
@@ -16,7 +17,7 @@ from serving.backends.device import DeviceTensor, GraphRunner
 from serving.backends.device_backend import DeviceBackend
 from serving.backends.device_once import DevicePooled
 from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner, provider_options
 from serving.backends.pooled import OnnxRuntimePooled
 from serving.backends.tensorrt import TensorRtRunner
 from serving.engine.core import Engine
@@ -243,6 +244,13 @@ def test_a_classifier_on_a_gpu(pooled_repository: Path, tmp_path: Path, kind: st
         np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
 
 
+def test_options_of_the_cuda_provider() -> None:
+    """Those of a model's serving.toml are added to ours, and win."""
+    found = provider_options(1, 99, {"gpu_mem_limit": "1000", "use_tf32": "1"})
+    assert (found["device_id"], found["user_compute_stream"], found["gpu_mem_limit"]) == ("1", "99", "1000")
+    assert (found["use_tf32"], provider_options(1, 99)["use_tf32"]) == ("1", "0")
+
+
 class TestRefusals:
     """What TensorRT would refuse is refused by us in a sentence, or by the emulator."""
 
@@ -303,6 +311,13 @@ class TestRefusals:
     def test_more_slots_than_the_plans_hold(self, planned: MarianShape) -> None:
         with pytest.raises(ModelError, match="--max-slots"):
             emulated_engine(planned, 64)
+
+    @pytest.mark.filterwarnings("ignore:Specified provider")
+    @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this one may have CUDA")
+    def test_an_onnx_runtime_without_cuda(self, plain_model: MarianShape) -> None:
+        """It would go on with the CPU and say nothing."""
+        with pytest.raises(ModelError, match="fallback to CPU EP has been explicitly disabled"):
+            OnnxRuntimeCudaRunner(plain_model.folder, plain_model.manifest, device=0, stream=0)
 
     def test_a_longer_cache_than_any_plan(self, planned: MarianShape, tmp_path: Path) -> None:
         _, runner, _ = emulated_backend(planned.folder, planned.manifest)

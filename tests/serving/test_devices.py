@@ -73,4 +73,4 @@ def test_the_doctor_of_a_machine_with_a_gpu(tmp_path: Path) -> None:
     text = "\n".join(report(Machine(ONE_GPU, TENSORRT), tmp_path))
     assert "NVIDIA A10, compute capability 86, 24.0 GiB" in text
     assert "tensorrt    yes" in text
-    assert "m/1: no plans; beamline build m" in text
+    assert "m/1: no plans; beamline build m/1" in text

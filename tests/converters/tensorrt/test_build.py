@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from converters.tensorrt.graph import load
 from converters.tensorrt.library import Library, find_library
 from converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
 from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
+from serving.cli import main
+from serving.commands.doctor import report
+from serving.devices import look
 from serving.errors import ConversionError, ModelError
 from serving.manifest import Manifest
 from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, read_cards, stale, usable_plans
@@ -93,6 +97,16 @@ def test_a_stale_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) 
         usable_plans(folder, changed, "tensorrt_rtx", card_of(version, "step").module_version, CAPABILITY)
 
 
+def test_the_doctor_knows_stale_plans(version: tuple[Path, Manifest, list[Outcome]], tmp_path: Path) -> None:
+    folder = tmp_path / "m" / "1"
+    shutil.copytree(version[0], folder)
+    assert report(look(), tmp_path)[-1] == f"m/1: tensorrt_rtx for {CAPABILITY}"
+    weights = version[1].weights.model_copy(update={"sha256": "other"})
+    (folder / "manifest.json").write_text(version[1].model_copy(update={"weights": weights}).to_json())
+    stale_line = f"m/1: tensorrt_rtx for {CAPABILITY}; 3 of 3 plans are stale: beamline build m/1"
+    assert report(look(), tmp_path)[-1] == stale_line
+
+
 def test_a_foreign_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) -> None:
     folder, manifest, _ = version
     card = card_of(version, "step")
@@ -158,6 +172,26 @@ def test_capabilities_are_checked(library: Library, version: tuple[Path, Manifes
         checked_capabilities(None, Library("tensorrt", library.module), None)
     with pytest.raises(ConversionError, match="it can for"):
         build_version(version[0], version[1], library, Wanted(("90",), rebuild=True), lambda outcome: None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (["--compute-capability", "90"], "can't build for compute capability 90; it can for 75, 80, 86"),
+        (["--plan-slots", "0"], "--plan-slots 0: a plan holds at least one request"),
+        (["--buckets", "64,many"], "--buckets '64,many': cache lengths such as 64,256 are expected"),
+        (["--library", "tensorrt"], "neither can be loaded"),
+    ],
+)
+def test_what_can_not_be_built_is_refused_before_anything_is_done(
+    wrong: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A conversion takes minutes, and nothing of one has begun."""
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    convert = ["convert", "nowhere", "--name", "m", "--repo", str(tmp_path), "--target", "tensorrt"]
+    assert main([*convert, *wrong]) == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engines_folder_is_no_model(version: tuple[Path, Manifest, list[Outcome]]) -> None:
