@@ -165,14 +165,14 @@ def test_captions_are_the_originals(captioner: Captioner) -> None:
 
 
 @pytest.mark.full
-def test_its_graphs_compile_for_tensorrt(captions: Path) -> None:
-    found = compile_version(captions / "captions" / "1")
+def test_its_graphs_compile_for_tensorrt(captioner: Captioner) -> None:
+    found = compile_version(captioner.repository / "captions" / "1")
     assert next(each.axes for each in found["encoder"][0].inputs if each.name == "source") == ("B", "S", FEATURES)
 
 
 @pytest.mark.full
-def test_its_graphs_compile_in_half_precision(captions: Path, tmp_path: Path) -> None:
-    compile_lowered(captions / "captions" / "1", tmp_path / "lowered", "float16")
+def test_its_graphs_compile_in_half_precision(captioner: Captioner, tmp_path: Path) -> None:
+    compile_lowered(captioner.repository / "captions" / "1", tmp_path / "lowered", "float16")
 
 
 @asynccontextmanager
