@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from converters.tensorrt.loops import unfold_attention
 from serving.errors import ConversionError
 from serving.tensorrt_plans import PlanTensor
 
@@ -46,6 +47,7 @@ def load(name: str, path: Path, cache_length: int | None = None) -> Graph:
     except Exception as error:  # protobuf's own, of several kinds
         raise ConversionError(f"{path} is not an ONNX graph: {error}") from error
     _drop_unread(model.graph)
+    unfold_attention(model.graph)
     inputs, outputs = _tensors(model.graph.input), _tensors(model.graph.output)
     if not any(CACHE_AXIS in each.axes for each in inputs):
         return Graph(name, path, model, None, inputs, outputs)
