@@ -12,7 +12,9 @@ from serving.tensorrt_plans import ShapeRange
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
 _USUAL_LENGTH = 32
-_CHUNK = 512  # tokens of prompts that are taken in at once; as in the engine
+# Prompts and their tokens that one run takes in. The engine asks for 512 tokens over all prompts at most; a plan would
+# reserve memory for 512 of each (their attention to every entry of the cache), so more are taken in by several runs.
+_PROMPTS, _PROMPT_TOKENS = 4, 128
 # A score graph has [rows, length, words] in float32, twice (logits, log-probabilities), and a plan reserves memory for
 # its largest shape: so many values are 1 GiB. A text that alone would need more can't be scored by a plan.
 _SCORE_ROWS, SCORE_VALUES = 4, 2**28
@@ -74,7 +76,8 @@ def extents(manifest: AnyManifest, slots: int) -> dict[str, Extent]:
         "K": up_to(limits.max_beam_size, manifest.defaults.beam_size),
         "S": up_to(limits.max_source_length, _USUAL_LENGTH),
         "T": up_to(limits.max_target_length, _USUAL_LENGTH),
-        "Q": up_to(_CHUNK, _USUAL_LENGTH),
+        "Q": up_to(_PROMPT_TOKENS, _USUAL_LENGTH),
+        "prefill.B": up_to(min(_PROMPTS, slots), 1),
         # Rows that are sampled, and rows of which the likeliest words are wanted.
         "R": Extent(0, 0, slots * limits.max_beam_size),
         "P": Extent(0, 0, slots * limits.max_beam_size),

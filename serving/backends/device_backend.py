@@ -279,15 +279,30 @@ class DeviceBackend:
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def prompts(self, lengths: Sequence[int], known: Sequence[DeviceMemory | None]) -> list[DeviceMemory]:
+        """As many in one piece of memory as one run takes in."""
         entries = self._runner.cache_length(max(lengths))
-        tensors, owner = self._cache_rows(len(lengths), entries)
-        for row, prefix in enumerate(known):
-            if prefix is not None:
-                self._copy_entries(tensors, row, prefix, prefix.length)
-        return [DeviceMemory(tensors, row, length, owner) for row, length in enumerate(lengths)]
+        rows = self._runner.most("prefill", "B") or len(lengths)
+        memories: list[DeviceMemory] = []
+        for begin in range(0, len(lengths), rows):
+            part = lengths[begin : begin + rows]
+            tensors, owner = self._cache_rows(len(part), entries)
+            for row, prefix in enumerate(known[begin : begin + rows]):
+                if prefix is not None:
+                    self._copy_entries(tensors, row, prefix, prefix.length)
+            memories += [DeviceMemory(tensors, row, length, owner) for row, length in enumerate(part)]
+        return memories
 
     def take_in(self, memories: Sequence[DeviceMemory], chunk: PromptChunk) -> None:
-        tensors = memories[0].tensors
+        length = chunk.tokens.shape[1]
+        most = self._runner.most("prefill", "Q") or length
+        rows = self._runner.most("prefill", "B") or len(memories)
+        for first in range(0, len(memories), rows):
+            part = slice(first, first + rows)
+            for begin in range(0, length, most):
+                tokens, starts = chunk.tokens[part, begin : begin + most], chunk.starts[part] + begin
+                self._take_in(memories[first].tensors, PromptChunk(tokens, starts))
+
+    def _take_in(self, tensors: Mapping[str, DeviceTensor], chunk: PromptChunk) -> None:
         entries = tensors[self._caches[0].name].shape[2]
         # A token sees all that was before it in its prompt, and itself.
         last = chunk.starts[:, None] + np.arange(chunk.tokens.shape[1])
