@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from serving.backends.fake import fake_manifest
 from serving.backends.probe import CudaDevice, Probe
 from serving.commands.doctor import report
-from serving.devices import Machine, choose
-from serving.errors import BeamlineError
+from serving.devices import Machine, choose, choose_for
+from serving.errors import BeamlineError, ModelError
+from serving.tensorrt_plans import usable_plans
 
 GPU = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30)
 NO_DRIVER = Probe((), "there is no NVIDIA driver", "")
@@ -52,6 +54,21 @@ def test_what_was_asked_for_and_is_not_there_is_an_error(
 ) -> None:
     with pytest.raises(BeamlineError, match=f"--device {wish} can't be used: .*{because}"):
         choose(wish, Machine(probe, packages))
+
+
+@pytest.mark.parametrize(("packages", "kind"), [(RTX | CUDA, "cuda"), (RTX, "cpu")])
+def test_auto_takes_tensorrt_only_where_a_version_has_plans(
+    tmp_path: Path, packages: dict[str, str], kind: str
+) -> None:
+    """Asked for by name it is TensorRT all the same; loading the version then says what is missing."""
+    machine, manifest = Machine(ONE_GPU, packages), fake_manifest()
+    choice = choose_for("auto", machine, tmp_path, manifest)
+    assert choice.kind == kind
+    assert "not TensorRT: " in choice.describe()
+    assert "run `beamline build fake --compute-capability 86`" in choice.describe()
+    assert choose_for("tensorrt", machine, tmp_path, manifest).kind == "tensorrt"
+    with pytest.raises(ModelError, match="has no TensorRT plan of step, score, encoder for this GPU"):
+        usable_plans(tmp_path, manifest, "tensorrt_rtx", "1.7", "86")
 
 
 def test_the_cpu_is_never_refused() -> None:
