@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorrt_rtx as trt
 
 from converters.lowering import lower
 from serving.backends import cuda as cuda_module
@@ -25,16 +26,18 @@ from serving.backends.make import Made
 from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from serving.backends.probe import CudaDevice as Found
 from serving.backends.probe import probe
-from serving.backends.tensorrt import TensorRtRunner
+from serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from serving.devices import Choice
 from serving.engine.pooled import PooledBackend
 from serving.errors import ComputeError, ModelError
 from serving.manifest import AnyManifest, PooledManifest, read_any_manifest
+from serving.tensorrt_plans import ENGINES
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
 from tests.support.cuda_runtime import EmulatedCuda
-from tests.support.emulator import CAPABILITY, MODULE, EmulatedRuntime, write_emulated_plans
+from tests.support.emulator import CAPABILITY, MODULE, VERSION, write_emulated_plans
 from tests.support.marian_shape import MarianShape
+from tests.support.tensorrt_library import EmulatedLibrary, fits
 
 pytestmark = pytest.mark.skipif(bool(probe().devices), reason="there is a GPU, and calls to CUDA would do something")
 GPU = Found(0, "emulated", CAPABILITY, 2**30)
@@ -60,7 +63,8 @@ def on_device(cuda: EmulatedCuda, folder: Path, manifest: AnyManifest, kind: str
     if kind == "cuda":
         launch = cuda.device.launch
         return gpu, OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, place="cpu", launch=launch)
-    return gpu, TensorRtRunner(folder, manifest, gpu, EmulatedRuntime(cuda.device, folder))
+    library = EmulatedLibrary(cuda.device, folder, gpu.stream)
+    return gpu, TensorRtRunner(folder, manifest, gpu, LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY))
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,31 @@ def test_an_unloaded_model_gives_its_memory_back(plain_model: MarianShape, tmp_p
     gc.collect()  # as the server does
     assert cuda.device.allocated_bytes == 0
     assert {"cudaStreamDestroy", "cudaFreeHost", "cudaGraphExecDestroy"} <= set(cuda.calls)
+
+
+def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda) -> None:
+    """It is told to when a context is made, and we record nothing around it."""
+    found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
+    for card in (found.folder / ENGINES).glob("*.json"):
+        card.write_text(card.read_text().replace(f'"module": "{MODULE}"', '"module": "tensorrt_rtx"'))
+    gpu = CudaDevice(0)
+    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
+    runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.stream, CAPABILITY)
+    assert (runtime.version, runtime.records) == (VERSION, False)
+    backend = DeviceBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
+    test_gpu.started(backend, 2, 4, 64)
+    for _ in range(3):
+        backend.run(test_gpu.no_inputs(2, 4))
+    assert "cudaStreamBeginCapture" not in cuda.calls
+    strategies = [context._config and context._config.cuda_graph_strategy for context in library.contexts]
+    assert set(strategies) == {library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE}
+
+
+def test_signatures_are_read_from_the_bindings() -> None:
+    assert fits(trt.IExecutionContext, "set_device_memory", 2)
+    assert not fits(trt.IExecutionContext, "set_device_memory", 1)
+    assert fits(trt.ICudaEngine, "create_execution_context", 0)  # it has defaults
+    assert not fits(trt.IExecutionContext, "execute_async_v3", 2)
 
 
 def test_new_memory_is_zeroed(cuda: EmulatedCuda) -> None:

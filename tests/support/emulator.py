@@ -304,11 +304,12 @@ class EmulatedContext:
 
 
 def write_emulated_plans(folder: Path, manifest: AnyManifest, buckets: tuple[int, ...] = (), slots: int = 32) -> None:
-    """Cards as a build would write them; the plans themselves are empty."""
+    """Cards as a build would write them; the plans themselves hold nothing but their own name."""
     library = Library(MODULE, _Module)
     sizes = extents(manifest, slots)
     for graph in graphs(folder, manifest, chosen_buckets(manifest, buckets)):
-        built = Built(b"emulated", graph.inputs, graph.outputs, {}, None, 0.0)
+        name = f"{graph.name} {graph.cache_length}"
+        built = Built(name.encode(), graph.inputs, graph.outputs, {}, None, 0.0)
         save(built, graph, sizes, folder / ENGINES, manifest, library, CAPABILITY)
 
 

@@ -1,0 +1,139 @@
+"""TensorRT's runtime without a GPU: as much of the library as we call, over the emulator.
+
+The classes are ours, but every call must fit a signature of the installed bindings' method of the same name.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import tensorrt_rtx as real
+
+from serving.tensorrt_plans import ENGINES, read_cards
+from tests.support.emulator import VERSION, EmulatedContext, EmulatedDevice, EmulatedRuntime, Refused
+
+
+def fits(owner: type, method: str, count: int) -> bool:
+    """Whether a method of the bindings takes so many arguments; they say it in their documentation."""
+    text = getattr(owner, method).__doc__
+    for parameters in re.findall(rf"\b{method}\((self: .*)\) -> ", text):
+        # Types have commas inside brackets only, and no parameter of ours has such a type.
+        names = parameters.split(", ")[1:]
+        if sum("=" not in name for name in names) <= count <= len(names):
+            return True
+    return False
+
+
+class Checked:
+    """Calls of public methods are compared with the bindings' class."""
+
+    real: type
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        owner = object.__getattribute__(self, "real")
+        if name.startswith("_") or name == "real" or not callable(found):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            if not fits(owner, name, len(arguments)):
+                raise Refused(f"{owner.__name__}.{name} does not take {len(arguments)} arguments")
+            return found(*arguments)
+
+        return call
+
+
+class EmulatedLibrary:
+    """Takes the module's place. `contexts` are all that were made."""
+
+    __version__ = VERSION
+    ILogger = real.ILogger
+    ExecutionContextAllocationStrategy = Enum("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED")
+    CudaGraphStrategy = Enum("CudaGraphStrategy", "DISABLED WHOLE_GRAPH_CAPTURE")
+
+    def __init__(self, device: EmulatedDevice, folder: Path, stream: int) -> None:
+        self.device, self.folder, self.stream = device, folder, stream
+        self.contexts: list[_Context] = []
+
+    def Runtime(self, logger: Any) -> _Runtime:
+        assert isinstance(logger, real.ILogger)
+        return _Runtime(self)
+
+
+class _Runtime(Checked):
+    real = real.Runtime
+
+    def __init__(self, library: EmulatedLibrary) -> None:
+        self._library = library
+        self._runtime = EmulatedRuntime(library.device, library.folder)
+
+    def deserialize_cuda_engine(self, content: bytes) -> _Engine | None:
+        """Emulated plans hold their own name."""
+        for card in read_cards(self._library.folder):
+            path = self._library.folder / ENGINES / card.plan.file
+            if path.read_bytes() == content:
+                return _Engine(self._library, self._runtime.load(path, card), card.aliases)
+        return None
+
+
+class _Engine(Checked):
+    real = real.ICudaEngine
+
+    def __init__(self, library: EmulatedLibrary, engine: Any, aliases: dict[str, str]) -> None:
+        self._library, self._engine, self._aliases = library, engine, aliases
+        self.device_memory_size_v2 = engine.activation_bytes
+
+    def get_aliased_input_tensor(self, name: str) -> str:
+        return self._aliases[name]
+
+    def create_runtime_config(self) -> _Config:
+        return _Config()
+
+    def create_execution_context(self, how: Any) -> _Context:
+        context = _Context(self._library, self._engine, how)
+        self._library.contexts.append(context)
+        return context
+
+
+class _Config(Checked):
+    real = real.IRuntimeConfig
+
+    def __init__(self) -> None:
+        self.cuda_graph_strategy: Any = None
+        self._strategy: Any = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+
+class _Context(Checked):
+    real = real.IExecutionContext
+
+    def __init__(self, library: EmulatedLibrary, engine: Any, how: Any) -> None:
+        self._library, self._engine = library, engine
+        self._config = how if isinstance(how, _Config) else None
+        strategy = how._strategy if isinstance(how, _Config) else how
+        if strategy is not library.ExecutionContextAllocationStrategy.USER_MANAGED:
+            raise Refused("the context would allocate memory of its own")
+        self._context: EmulatedContext | None = None
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        if size < self._engine.activation_bytes:
+            raise Refused(f"{size} bytes are too few for the activations")
+        self._context = self._engine.context(memory)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert self._context is not None
+        return self._context.set_shape(name, shape)
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        assert self._context is not None
+        return self._context.set_address(name, memory)
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        if self._context is None or stream_handle != self._library.stream:
+            raise Refused("no memory for activations, or another stream")
+        return self._context.enqueue()
