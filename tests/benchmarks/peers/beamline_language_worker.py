@@ -1,0 +1,56 @@
+"""Our engine with a language model, driven without a thread: FOLDER THREADS."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from serving.engine.build import EngineSettings, load_engine
+from serving.engine.request import DecodingOptions, Piece, Request, Result
+from serving.manifest import read_manifest
+from tests.benchmarks.peers.protocol import Question, serve, take_stdout
+
+
+def main() -> None:
+    answers = take_stdout()
+    folder, threads = Path(sys.argv[1]), int(sys.argv[2])
+    manifest = read_manifest(folder)
+    engine = load_engine(folder, manifest, EngineSettings(threads=threads, slots=16), lambda stats: None)
+
+    def answer(question: Question) -> dict[str, Any]:
+        found: dict[int, Result | Exception] = {}
+        first: dict[int, float] = {}
+        length = question.target_length + 1
+        options = DecodingOptions(1, num_hypotheses=1, max_length=length, min_length=length)
+        began = time.perf_counter()
+        for number, prompt in enumerate(question.source):
+
+            def resolve(result: Result | Exception, number: int = number) -> None:
+                found[number] = result
+
+            def progress(piece: Piece, number: int = number) -> None:
+                first.setdefault(number, time.perf_counter() - began)
+
+            engine.submit(Request(tuple(prompt), options, resolve, progress=progress))
+        while engine.busy:
+            engine.step()
+        seconds = time.perf_counter() - began
+        tokens = [_tokens(found[number]) for number in range(len(question.source))]
+        return {"seconds": seconds, "tokens": tokens, "first_seconds": sum(first.values()) / len(first)}
+
+    about = f"{manifest.precision}, onnxruntime {onnxruntime.__version__}"
+    serve(answers, {"version": about}, answer)
+
+
+def _tokens(answer: Result | Exception) -> list[int]:
+    if isinstance(answer, Exception):
+        raise answer
+    return list(answer.hypotheses[0].tokens)
+
+
+if __name__ == "__main__":
+    main()
