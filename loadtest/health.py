@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,25 +16,35 @@ from loadtest.report.document import ClientHealth
 _WORKER_LIMIT = 0.9  # of a core: beyond it, sending waits for computing
 _LAG_LIMIT = 0.002  # seconds; lateness that would show in a fast server's p99 ...
 _LAG_SHARE = 0.05  # ... but not in a slow one's
+_MACHINE_LIMIT, _OWN_LIMIT = 0.95, 0.2  # of all cores: in use, and by us. A server beside us then waits for us
+_SHARES = {0.5: "half", 0.99: "1 %"}  # percentiles, and the part of all requests that is at least as late
 
 
 def judged(
     workers: Sequence[WorkerHealth],
     send_lags: NDArray[np.float64],
-    median_latency: float,
+    latencies: NDArray[np.float64],
     machine_busy: float | None,
 ) -> ClientHealth:
-    """`send_lags`: actual less intended send times; empty for a closed loop, which has no intentions."""
+    """`send_lags`: actual less intended send times; empty for a closed loop, which has no intentions. A percentile of
+    them is held against the same one of the latencies, which is where it shows."""
     busiest = max((each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers), default=0.0)
     loop_lags = np.concatenate([each.loop_lags for each in workers]) if workers else np.empty(0)
     send_p99, loop_p99 = _percentile(send_lags, 0.99), _percentile(loop_lags, 0.99)
-    limit = max(_LAG_LIMIT, _LAG_SHARE * median_latency)
     reasons = []
     if busiest > _WORKER_LIMIT:
         reasons.append(f"a worker process used {units.share(busiest)} of a core; try more --workers or a lower rate")
-    if send_p99 is not None and send_p99 > limit:
-        reasons.append(f"1 % of the requests were sent {units.duration(send_p99)} late or later")
-    if loop_p99 is not None and loop_p99 > limit:
+    own = sum(each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers) / (os.cpu_count() or 1)
+    if machine_busy is not None and machine_busy > _MACHINE_LIMIT and own > _OWN_LIMIT:
+        reasons.append(
+            f"this machine's cores were {units.share(machine_busy)} busy, {units.share(own)} with this tool; "
+            "a server on it waits for them"
+        )
+    for share, part in _SHARES.items():
+        lag = _percentile(send_lags, share)
+        if lag is not None and lag > _limit(latencies, share):
+            reasons.append(f"{part} of the requests were sent {units.duration(lag)} late or later")
+    if loop_p99 is not None and loop_p99 > _limit(latencies, 0.99):
         reasons.append(f"the event loop was {units.duration(loop_p99)} late or later 1 % of the time")
     return ClientHealth(
         saturated=bool(reasons),
@@ -45,6 +56,10 @@ def judged(
         busiest_worker=busiest,
         machine_busy=machine_busy,
     )
+
+
+def _limit(latencies: NDArray[np.float64], share: float) -> float:
+    return max(_LAG_LIMIT, _LAG_SHARE * (_percentile(latencies, share) or 0.0))
 
 
 class MachineLoad:

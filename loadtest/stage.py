@@ -10,8 +10,8 @@ import numpy as np
 from loadtest import health, units
 from loadtest.arrivals import Arrivals, ClosedLoop, offered_rate
 from loadtest.fleet import Fleet, StageOutcome, Watch
-from loadtest.record import Records
-from loadtest.report.document import Distribution, ServerSample, ServerTimes, Stage
+from loadtest.record import OK, Records
+from loadtest.report.document import ServerSample, ServerTimes, Stage
 from loadtest.scrape import Reading, Scraper
 from loadtest.summary import Numbers, Window, numbers_of, timeline
 
@@ -48,7 +48,8 @@ def stage_of(
     numbers = numbers_of(outcome.records, window, plan.shares)
     readings = scraper.between(outcome.start, outcome.start + end) if scraper is not None else []
     open_loop = not isinstance(arrivals, ClosedLoop)
-    rows = outcome.records.within(window.begin, window.end).rows
+    measured = outcome.records.within(window.begin, window.end)
+    rows = measured.rows
     lags = np.asarray(rows["sent"] - rows["intended"]) if open_loop else np.empty(0)
     return Stage(
         arrivals=str(arrivals),
@@ -60,7 +61,7 @@ def stage_of(
         timeline=timeline(outcome.records, end),
         server=server_samples(readings, outcome.start),
         server_times=server_times([each for each in readings if each.at >= outcome.start + window.begin]),
-        client=health.judged(outcome.health, lags, median_of(numbers.latency), machine_busy),
+        client=health.judged(outcome.health, lags, measured.latency[rows["status"] == OK], machine_busy),
         notes=tuple(_notes(numbers, window, open_loop, machine_busy)),
         stopped=outcome.stopped,
     )
@@ -113,11 +114,6 @@ def kept_up(numbers: Numbers | Stage, seconds: float) -> bool:
     under_way = numbers.ok / seconds * numbers.latency.minimum  # what an unhurried server has in hand at any moment
     missing = numbers.ok - numbers.throughput * seconds
     return missing <= _BACKLOG * numbers.ok + under_way
-
-
-def median_of(distribution: Distribution | None) -> float:
-    found = distribution.percentiles if distribution is not None else ()
-    return next((each.seconds for each in found if each.share == 0.5), 0.0)
 
 
 def _notes(numbers: Numbers, window: Window, open_loop: bool, machine_busy: float | None) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -192,17 +193,27 @@ def test_sweeps_are_compared_rate_by_rate():
 # -- itself ---------------------------------------------------------------------------------------------------------
 
 
-def judged(cpu=0.5, loop_lag=1e-4, send_lag=1e-4, median=0.01):
+def judged(cpu=0.5, loop_lag=1e-4, send_lag=1e-4, late=1.0, median=0.01, slowest=0.01, machine=0.5):
+    """A share of the requests is sent with `send_lag`; most have the median latency, and 2 % the slowest."""
     worker = WorkerHealth(cpu_seconds=cpu * 10, wall_seconds=10, loop_lags=np.full(100, loop_lag))
-    return health.judged([worker], np.full(100, send_lag), median, 0.5)
+    lags = np.where(np.arange(1000) < 1000 * late, send_lag, 0.0)
+    latencies = np.where(np.arange(1000) < 20, slowest, median)
+    return health.judged([worker] * (os.cpu_count() or 1), lags, latencies, machine)
 
 
 def test_it_says_when_it_is_the_bottleneck():
     assert not judged().saturated
     assert "more --workers" in judged(cpu=0.95).reasons[0]
-    assert "sent 3.00 ms late" in judged(send_lag=0.003).reasons[0]
+    assert "half of the requests were sent 3.00 ms late" in judged(send_lag=0.003).reasons[0]
+    assert "1 % of the requests were sent 3.00 ms late" in judged(send_lag=0.003, late=0.02).reasons[0]
     assert "event loop" in judged(loop_lag=0.003).reasons[0]
-    assert not judged(send_lag=0.003, median=0.5).saturated  # three milliseconds in half a second
+    assert "99.0 % busy, 50.0 % with this tool" in judged(machine=0.99).reasons[0]
+    assert not judged(machine=0.99, cpu=0.1).saturated  # with somebody else
+    # Three milliseconds in half a second are nothing; some that are late may well be among the slowest ...
+    assert not judged(send_lag=0.003, median=0.5, slowest=0.5).saturated
+    assert not judged(send_lag=0.01, late=0.02, slowest=0.5).saturated
+    # ... but not half of them, when half of the answers are fast.
+    assert judged(send_lag=0.01, late=0.6, slowest=0.5).saturated
 
 
 def test_exit_codes():

@@ -81,7 +81,7 @@ def test_no_answer_is_faster_than_the_server_can_be(tmp_path: Path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.85])
 def test_percentiles_match_the_simulated_queue(tmp_path: Path, load: float):
-    slots, step_ms, warmup = 4, 25.0, 5.0
+    slots, step_ms, warmup = 4, 75.0, 5.0  # long, so that the way there and back (some milliseconds) is little of it
     rate = load * slots / (STEPS * step_ms / 1000)
     with serving(tmp_path / "log.txt", "--fake", "--fake-step-ms", str(step_ms), "--fake-slots", str(slots)) as server:
         arguments = ("--rate", str(rate), "--duration", "60s", "--warmup", f"{warmup}s", "--seed", "11")
@@ -120,7 +120,8 @@ def stalled(tmp_path: Path, seconds: float, *arguments: str) -> Stage:
         with subprocess.Popen(
             [*command, "--quiet", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
         ) as client:
-            eventually(lambda: server.metrics()("beamline_requests_total", outcome="ok") > 0, "the run goes on")
+            # The first one is asked before the run begins, to see that all is well.
+            eventually(lambda: server.metrics()("beamline_requests_total", outcome="ok") >= 5, "the run goes on")
             server.process.send_signal(signal.SIGSTOP)
             time.sleep(seconds)  # the stall itself, not a wait for something
             server.process.send_signal(signal.SIGCONT)
@@ -140,8 +141,9 @@ def test_a_stall_is_seen(tmp_path: Path):
 def test_a_stall_of_a_second_is_in_p99_of_an_open_loop(tmp_path: Path):
     load = ("--rate", "100", "--duration", "10s", "--warmup", "0s")
     open_loop = stalled(tmp_path, 1.0, *load)
-    # A tenth of all should have been sent in that second, and the slowest tenth of those waited for 0.9 s at least.
-    assert 0.85 <= percentile(open_loop, 0.99) <= 1.25
+    # A tenth of all should have been sent in that second, and the slowest tenth of those waited for 0.9 s at least,
+    # give or take what chance sends in a tenth of a second.
+    assert 0.8 <= percentile(open_loop, 0.99) <= 1.25
     assert percentile(open_loop, 0.5) < 0.1
     # One polite client asks only once in that second: this is what the open loop is for.
     closed = stalled(tmp_path, 1.0, "--clients", "1", "--duration", "10s", "--warmup", "0s")
@@ -166,8 +168,6 @@ def test_two_thousand_a_second_or_it_says_so(tmp_path: Path, workers: int):
             echo.terminate()
     stage = read(tmp_path).stages[0]
     saturated = stage.client.saturated
-    if not saturated and (stage.client.machine_busy or 0) > 0.97:
-        pytest.skip("others keep this machine busy, and the echo server waits for them")
     assert found.returncode == 0 or saturated, found.stdout + found.stderr
     assert saturated == ("THE LOAD TESTER IS THE BOTTLENECK" in found.stdout)
     assert percentile(stage, 0.99) < 0.005 or saturated, found.stdout
