@@ -16,7 +16,7 @@ from serving.errors import BeamlineError, ModelError
 from serving.loading import Observe
 from serving.server import Server
 from tests.serving.disk import write_version
-from tests.serving.doubles import EngineDouble, EngineDoubles, connected, makers, running, started
+from tests.serving.doubles import WAIT_SECONDS, EngineDouble, EngineDoubles, connected, makers, running, started
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])
 ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
@@ -49,7 +49,7 @@ async def test_health_says_loading_while_models_load() -> None:
 
     server = Server(replace(ANY_PORT, fake=True), replace(makers(engine), fake=slowly))
     starting = asyncio.ensure_future(server.start())
-    assert await asyncio.to_thread(began.wait, 20)
+    assert await asyncio.to_thread(began.wait, WAIT_SECONDS)
     assert await asyncio.to_thread(get, server.http_address, "/healthz") == (503, "loading")
     may_load.set()
     await starting
