@@ -138,9 +138,10 @@ def write_language_model(
     """A directory as it is published. `saving` goes to `save_pretrained` (shards, and other formats)."""
     original = shape.original()
     original.save_pretrained(folder, **saving)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer_json()), bos_token=SPECIAL[BOS], eos_token=SPECIAL[EOS]
-    )
+    special = {"bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS]}
+    if shape.family == "qwen2":  # its tokenizer adds words for these unless they are named
+        special |= {"pad_token": SPECIAL[SECOND_EOS], "unk_token": SPECIAL[SECOND_EOS]}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(tokenizer_json()), **special)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     settings = {"bos_token_id": BOS, "eos_token_id": [EOS, SECOND_EOS], **(generation or {})}
