@@ -166,17 +166,7 @@ class PooledEngine:
             self._resolve(dropped.request, error(), outcome, now)
 
     def _next_batch(self) -> list[PooledRequest]:
-        """Longest waiting first, as many as one run takes; the first one always fits."""
-        longest = count = 0
-
-        def fits(request: PooledRequest) -> bool:
-            nonlocal longest, count
-            longest, count = max(longest, len(request.source)), count + 1
-            return count == 1 or longest * count <= RUN_TOKENS
-
-        batch = self._scheduler.next_in_line(fits)
-        for request in batch:  # it never gets a slot: it is answered in this very step
-            self._scheduler.give_up(request)
+        batch = self._scheduler.take_together(lambda request: len(request.source), RUN_TOKENS)
         self._left_queue(batch)
         return batch
 

@@ -121,6 +121,21 @@ class Scheduler(Generic[R]):
             taken.append(request)
         return taken
 
+    def take_together(self, length: Callable[[R], int], most_tokens: int, most: int | None = None) -> list[R]:
+        """Takes, first in line first, as many as one padded run holds; the first one always fits. They never get a
+        slot, because they are answered in this very step, and are gone from here."""
+        longest = count = 0
+
+        def fits(request: R) -> bool:
+            nonlocal longest, count
+            longest, count = max(longest, length(request)), count + 1
+            return count == 1 or ((most is None or count <= most) and longest * count <= most_tokens)
+
+        taken = self.next_in_line(fits)
+        for request in taken:
+            self.give_up(request)
+        return taken
+
     def is_preparing(self, request: R) -> bool:
         """False once a sweep has dropped it."""
         return request.id in self._preparing

@@ -99,16 +99,7 @@ class Scoring:
             self._scheduler.submit(request)
 
     def _take(self, rows: int) -> list[ScoringRequest]:
-        longest = count = 0
-
-        def fits(request: ScoringRequest) -> bool:
-            nonlocal longest, count
-            longest, count = max(longest, len(request.target)), count + 1
-            return count == 1 or (count <= rows and longest * count <= MOST_TOKENS)
-
-        group = self._scheduler.next_in_line(fits)
-        for request in group:  # it never gets a slot: it is answered in this very step
-            self._scheduler.give_up(request)
+        group = self._scheduler.take_together(lambda request: len(request.target), MOST_TOKENS, rows)
         self._left_queue(group)
         return group
 
