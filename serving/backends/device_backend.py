@@ -20,7 +20,7 @@ from serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpe
 from serving.backends.device_arena import DeviceArena
 from serving.backends.device_blocks import Block
 from serving.backends.device_once import OnceRunner, check_slots, named_sizes
-from serving.backends.padding import pad
+from serving.backends.padding import pad, score_feeds
 from serving.engine.request import Source
 from serving.errors import ComputeError, InvalidRequest
 from serving.manifest import Manifest, StateKind
@@ -269,10 +269,7 @@ class DeviceBackend:
     def _score_few(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
-        pad_id = self.manifest.vocabulary.pad_id
-        feeds: dict[str, NDArray[Any]] = {"target": pad(targets, pad_id)[0], "labels": pad(labels, pad_id)[0]}
-        if sources is not None:
-            feeds["source"], feeds["source_mask"] = pad(sources, pad_id)
+        feeds = score_feeds(sources, targets, labels, self.manifest.vocabulary.pad_id)
         log_probs = self._once.fetch("score", feeds, ("token_log_probs",))["token_log_probs"]
         return [row[: len(label)] for row, label in zip(log_probs, labels, strict=True)]
 

@@ -29,7 +29,7 @@ from serving.backends.base import (
 )
 from serving.backends.in_place import refuse_copies
 from serving.backends.int8_dialect import fast_int8
-from serving.backends.padding import pad
+from serving.backends.padding import pad, score_feeds
 from serving.engine.request import Source
 from serving.errors import ModelError
 from serving.manifest import Manifest, StateKind, StateTensor
@@ -202,10 +202,7 @@ class OnnxRuntimeBackend:
     def score_batch(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
-        pad_id = self.manifest.vocabulary.pad_id
-        feeds: dict[str, NDArray[Any]] = {"target": pad(targets, pad_id)[0], "labels": pad(labels, pad_id)[0]}
-        if sources is not None:
-            feeds["source"], feeds["source_mask"] = pad(sources, pad_id)
+        feeds = score_feeds(sources, targets, labels, self.manifest.vocabulary.pad_id)
         (log_probs,) = self._score_graph().run(["token_log_probs"], feeds)
         return [row[: len(label)] for row, label in zip(log_probs, labels, strict=True)]
 

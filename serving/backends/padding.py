@@ -24,3 +24,13 @@ def pad(sources: Sequence[Source], pad_id: int) -> tuple[NDArray[Any], NDArray[n
         ids[row, : len(source)] = source
         mask[row, : len(source)] = True
     return ids, mask
+
+
+def score_feeds(
+    sources: Sequence[Source] | None, targets: Sequence[Source], labels: Sequence[Source], pad_id: int
+) -> dict[str, NDArray[Any]]:
+    """The score graph's inputs; a language model has no sources."""
+    feeds: dict[str, NDArray[Any]] = {"target": pad(targets, pad_id)[0], "labels": pad(labels, pad_id)[0]}
+    if sources is not None:
+        feeds["source"], feeds["source_mask"] = pad(sources, pad_id)
+    return feeds
