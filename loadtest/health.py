@@ -28,13 +28,13 @@ def judged(
 ) -> ClientHealth:
     """`send_lags`: actual less intended send times; empty for a closed loop, which has no intentions. A percentile of
     them is held against the same one of the latencies, which is where it shows."""
-    busiest = max((each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers), default=0.0)
+    used = [each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers]
+    busiest, own = max(used, default=0.0), sum(used) / (os.cpu_count() or 1)
     loop_lags = np.concatenate([each.loop_lags for each in workers]) if workers else np.empty(0)
     send_p99, loop_p99 = _percentile(send_lags, 0.99), _percentile(loop_lags, 0.99)
     reasons = []
     if busiest > _WORKER_LIMIT:
         reasons.append(f"a worker process used {units.share(busiest)} of a core; try more --workers or a lower rate")
-    own = sum(each.cpu_seconds / max(each.wall_seconds, 1e-9) for each in workers) / (os.cpu_count() or 1)
     if machine_busy is not None and machine_busy > _MACHINE_LIMIT and own > _OWN_LIMIT:
         reasons.append(
             f"this machine's cores were {units.share(machine_busy)} busy, {units.share(own)} with this tool; "

@@ -3,7 +3,7 @@
     python -m loadtest.peers --model DIR --pieces spm.model --port 8011
 
 It answers the same `Translate` as beamline does, so that one load tester measures both. What waits while a batch runs
-becomes the next batch: longest first, up to a size. It runs in CTranslate2's own environment, beside grpcio and
+becomes the next batch, up to a size. It runs in CTranslate2's own environment, beside grpcio and
 sentencepiece.
 """
 

@@ -64,27 +64,25 @@ def for_beamline_in_int8(cache: Path) -> Path:
 
 
 def for_ctranslate2(cache: Path, python: Path) -> Path:
-    script = "tests.benchmarks.peers.ctranslate2_convert"
-    source = original(cache)
+    return _in_ctranslate2(cache, "convert", original(cache), Path(__file__), python)
+
+
+def reference_for_ctranslate2(cache: Path, checkpoint: Path, python: Path) -> Path:
+    """A checkpoint of our reference Transformer."""
+    return _in_ctranslate2(cache, "reference", checkpoint, checkpoint / "model.safetensors", python)
+
+
+def _in_ctranslate2(cache: Path, how: str, source: Path, made_of: Path, python: Path) -> Path:
+    """Converted by one of the peers' scripts, anew whenever that or `made_of` has changed."""
+    script = f"tests.benchmarks.peers.ctranslate2_{how}"
 
     def convert(folder: Path) -> None:
         subprocess.run([python, "-m", script, source, folder / "model"], cwd=ROOT, check=True)
 
     return (
-        _once(cache / f"ctranslate2-{_hash(Path(__file__), ROOT / (script.replace('.', '/') + '.py'))}", convert)
+        _once(cache / f"ctranslate2_{how}-{_hash(made_of, ROOT / (script.replace('.', '/') + '.py'))}", convert)
         / "model"
     )
-
-
-def reference_for_ctranslate2(cache: Path, checkpoint: Path, python: Path) -> Path:
-    """A checkpoint of our reference Transformer."""
-    script = "tests.benchmarks.peers.ctranslate2_reference"
-
-    def convert(folder: Path) -> None:
-        subprocess.run([python, "-m", script, checkpoint, folder / "model"], cwd=ROOT, check=True)
-
-    made_of = (checkpoint / "model.safetensors", ROOT / (script.replace(".", "/") + ".py"))
-    return _once(cache / f"ctranslate2_reference-{_hash(*made_of)}", convert) / "model"
 
 
 def converted(cache: Path, checkpoint: Path, precision: str) -> Path:

@@ -12,6 +12,7 @@ import onnxruntime
 from serving.engine.build import EngineSettings, load_engine
 from serving.engine.request import DecodingOptions, Piece, Request, Result
 from serving.manifest import read_manifest
+from tests.benchmarks.peers.beamline_worker import tokens_of
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
 
 
@@ -39,17 +40,11 @@ def main() -> None:
         while engine.busy:
             engine.step()
         seconds = time.perf_counter() - began
-        tokens = [_tokens(found[number]) for number in range(len(question.source))]
+        tokens = [tokens_of(found[number]) for number in range(len(question.source))]
         return {"seconds": seconds, "tokens": tokens, "first_seconds": sum(first.values()) / len(first)}
 
     about = f"{manifest.precision}, onnxruntime {onnxruntime.__version__}"
     serve(answers, {"version": about}, answer)
-
-
-def _tokens(answer: Result | Exception) -> list[int]:
-    if isinstance(answer, Exception):
-        raise answer
-    return list(answer.hypotheses[0].tokens)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main() -> None:
         seconds = time.perf_counter() - began
         return {
             "seconds": seconds,
-            "tokens": [_tokens(found[number]) for number in range(len(question.source))],
+            "tokens": [tokens_of(found[number]) for number in range(len(question.source))],
             "encode_seconds": sum(step.encode_seconds for step in steps),
             "decode_seconds": sum(step.decode_seconds for step in steps),
             "steps": sum(step.active > 0 for step in steps),
@@ -47,7 +47,7 @@ def main() -> None:
     serve(answers, {"version": f"onnxruntime {onnxruntime.__version__}"}, answer)
 
 
-def _tokens(answer: Result | Exception) -> list[int]:
+def tokens_of(answer: Result | Exception) -> list[int]:
     if isinstance(answer, Exception):
         raise answer
     return list(answer.hypotheses[0].tokens)
