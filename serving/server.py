@@ -38,7 +38,7 @@ class Server:
         self.manager: ModelManager | None = None  # from `start` on
         self._makers = makers
         self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
-        self._http: HttpServer | None = None
+        self._metrics_http: HttpServer | None = None
         self._gateway: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
@@ -50,12 +50,12 @@ class Server:
         return _address(self.config.host, self._grpc.port)
 
     @property
-    def http_address(self) -> str:
-        assert self._http is not None, "the server was not started"
-        return _address(self.config.host, self._http.port)
+    def metrics_address(self) -> str:
+        assert self._metrics_http is not None, "the server was not started"
+        return _address(self.config.host, self._metrics_http.port)
 
     @property
-    def gateway_address(self) -> str | None:
+    def http_address(self) -> str | None:
         return None if self._gateway is None else _address(self.config.host, self._gateway.port)
 
     async def start(self) -> None:
@@ -70,11 +70,12 @@ class Server:
         config = self.config
         guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
-        self._http = HttpServer(config.host, config.metrics_port)
+        self._metrics_http = HttpServer(config.host, config.metrics_port)
         self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
         if config.http_port is not None:
             self._gateway = HttpServer(config.host, config.http_port, tls)
-        await self._http.start(build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None))
+        operators = build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
+        await self._metrics_http.start(operators)
         makers = self._makers or real_makers(config)
         models = Models(default=config.default_model)
         models.called = self.metrics.triton.call
@@ -136,7 +137,7 @@ class Server:
         self._stop_watching()
         if self._grpc is not None:
             await self._grpc.stop()
-        for http in (self._gateway, self._http):
+        for http in (self._gateway, self._metrics_http):
             if http is not None:
                 await http.stop()
         if self._driver is not None:

@@ -208,8 +208,8 @@ async def _serve(config: ServeConfig) -> int:
         loop.add_signal_handler(number, _on_signal, number, stop)
     server = Server(config)
     await server.start()
-    # One line for programs; everything else goes to standard error.
-    ready = f"ready grpc={server.grpc_address} http={server.http_address} gateway={server.gateway_address}"
+    # One line for programs, with the ports as their options name them; everything else goes to standard error.
+    ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"
     print(ready, flush=True)
     await stop.wait()
     log.info("draining: no new calls, finishing those that run (again to stop at once)")

@@ -35,7 +35,7 @@ def test_a_killed_server_is_unavailable_and_the_next_one_answers(tmp_path: Path)
             running.result()
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
         first.process.wait(PATIENCE)
-        same = ports(first.grpc, first.http, first.gateway)
+        same = ports(first.grpc, first.metrics_address, first.http)
         # The client's own connection comes back by itself.
         with serving(tmp_path / "second.txt", "--fake", *same) as second:
             assert second.grpc == first.grpc

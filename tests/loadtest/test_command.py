@@ -49,7 +49,7 @@ def rows(out: Path) -> list[dict[str, str]]:
 
 def test_a_run_leaves_a_table_and_its_files(server: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    where = ("--target", server.grpc, "--metrics", server.http, "--model", "fake", "--out", str(out))
+    where = ("--target", server.grpc, "--metrics", server.metrics_address, "--model", "fake", "--out", str(out))
     gates = ("--fail-if", "p95>1h", "--fail-if", "errors>0")
     found = loadtest(*where, *SHORT, *gates, "--workers", "2", "--seed", "3")
     assert (found.returncode, found.stderr) == (0, "")

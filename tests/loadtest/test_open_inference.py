@@ -32,7 +32,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_a_run_at_our_own_door(server: ServerProcess, tmp_path: Path) -> None:
-    where = (*PROTOCOL, "--target", server.grpc, "--metrics", server.http, "--model", "fake", "--out", str(tmp_path))
+    where = (
+        *PROTOCOL,
+        "--target",
+        server.grpc,
+        "--metrics",
+        server.metrics_address,
+        "--model",
+        "fake",
+        "--out",
+        str(tmp_path),
+    )
     found = run_beamline("loadtest", *where, *SHORT, "--options", "beam_size=2,length_penalty=0.5")
     assert (found.returncode, found.stderr) == (0, "")
     report = read(tmp_path)

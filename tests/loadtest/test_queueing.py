@@ -59,7 +59,7 @@ def test_no_answer_is_faster_than_the_server_can_be(tmp_path: Path):
     """The short sample: bounds that hold however busy the machine is."""
     with serving(tmp_path / "log.txt", "--fake", "--fake-step-ms", "20", "--fake-slots", "2") as server:
         arguments = ("--rate", "15", "--duration", "3s", "--warmup", "0.5s", "--seed", "4")
-        stage = loadtest(tmp_path / "open", server.grpc, server.http, *arguments)
+        stage = loadtest(tmp_path / "open", server.grpc, server.metrics_address, *arguments)
         assert latency_of(stage).minimum >= STEPS * 0.020
         assert stage.server_times[0].mean_step_seconds is not None
         assert stage.server_times[0].mean_step_seconds >= 0.020
@@ -71,7 +71,7 @@ def test_no_answer_is_faster_than_the_server_can_be(tmp_path: Path):
         assert latency_of(stage).mean >= 0.98 * perfect.mean()
 
         brief = ("--duration", "1.5s", "--warmup", "0.2s")
-        closed = loadtest(tmp_path / "closed", server.grpc, server.http, "--clients", "6", *brief)
+        closed = loadtest(tmp_path / "closed", server.grpc, server.metrics_address, "--clients", "6", *brief)
         # Two slots; and at the beginning every client may have an answer that it had no time to read before.
         assert closed.throughput <= 1.02 * 2 / (STEPS * 0.020) + (6 + 2) / 1.5
         assert not closed.open_loop
@@ -85,7 +85,7 @@ def test_percentiles_match_the_simulated_queue(tmp_path: Path, load: float):
     rate = load * slots / (STEPS * step_ms / 1000)
     with serving(tmp_path / "log.txt", "--fake", "--fake-step-ms", str(step_ms), "--fake-slots", str(slots)) as server:
         arguments = ("--rate", str(rate), "--duration", "60s", "--warmup", f"{warmup}s", "--seed", "11")
-        stage = loadtest(tmp_path / "out", server.grpc, server.http, *arguments)
+        stage = loadtest(tmp_path / "out", server.grpc, server.metrics_address, *arguments)
     # What a step really takes is the server's own business, and its own count of it is used.
     step = stage.server_times[0].mean_step_seconds
     assert step is not None
@@ -105,7 +105,9 @@ def test_percentiles_match_the_simulated_queue(tmp_path: Path, load: float):
 def test_a_closed_loop_obeys_littles_law(tmp_path: Path):
     slots, clients, step_ms = 4, 10, 25.0
     with serving(tmp_path / "log.txt", "--fake", "--fake-step-ms", str(step_ms), "--fake-slots", str(slots)) as server:
-        stage = loadtest(tmp_path / "out", server.grpc, server.http, "--clients", str(clients), "--duration", "30s")
+        stage = loadtest(
+            tmp_path / "out", server.grpc, server.metrics_address, "--clients", str(clients), "--duration", "30s"
+        )
     step = stage.server_times[0].mean_step_seconds
     assert step is not None
     assert stage.throughput == pytest.approx(slots / (STEPS * step), rel=0.05)

@@ -135,7 +135,7 @@ def test_a_thousand_messages(tmp_path: Path) -> None:
         assert services >= {"beamline.v1.Inference", "inference.GRPCInferenceService", "grpc.health.v1.Health"}
         for seed in range(10):
             asyncio.run(send_batch(server.grpc, methods, seed))
-        asyncio.run(send_json(server.gateway, 0, 200))
+        asyncio.run(send_json(server.http, 0, 200))
 
 
 @pytest.mark.full
@@ -157,7 +157,7 @@ def test_a_hundred_thousand_messages(tmp_path: Path) -> None:
             asyncio.run(send_batch(server.grpc, methods, seed))
 
         fuzz()
-        asyncio.run(send_json(server.gateway, 1, 5000))
+        asyncio.run(send_json(server.http, 1, 5000))
         growth = server.resident_bytes() - early
         print(f"resident memory grew by {growth / 2**20:.1f} MiB")
         assert growth < 32 * 2**20

@@ -33,9 +33,9 @@ def get(address: str, path: str) -> tuple[int, str]:
 
 async def test_http_answers_beside_grpc() -> None:
     async with running(EngineDouble()) as server, connected(server) as stub:
-        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (200, "ok")
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz") == (200, "ok")
         await stub.Translate(ONE)
-        _, metrics = await asyncio.to_thread(get, server.http_address, "/metrics")
+        _, metrics = await asyncio.to_thread(get, server.metrics_address, "/metrics")
     assert 'beamline_calls_total{code="OK",method="/beamline.v1.Inference/Translate"} 1.0' in metrics
 
 
@@ -50,11 +50,11 @@ async def test_health_says_loading_while_models_load() -> None:
     server = Server(replace(ANY_PORT, fake=True), replace(makers(engine), fake=slowly))
     starting = asyncio.ensure_future(server.start())
     assert await asyncio.to_thread(began.wait, WAIT_SECONDS)
-    assert await asyncio.to_thread(get, server.http_address, "/healthz") == (503, "loading")
+    assert await asyncio.to_thread(get, server.metrics_address, "/healthz") == (503, "loading")
     may_load.set()
     await starting
     try:
-        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (200, "ok")
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz") == (200, "ok")
     finally:
         await server.stop()
 
@@ -70,7 +70,7 @@ async def test_a_drain_refuses_newcomers_and_finishes_who_is_inside() -> None:
             await stub.Translate(ONE)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "draining" in (caught.value.details() or "")
-        assert await asyncio.to_thread(get, server.http_address, "/healthz") == (503, "draining")
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz") == (503, "draining")
         assert not draining.done()
         engine.release()
         assert await draining
@@ -100,7 +100,7 @@ async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
         raise AssertionError("loaded")
 
     async with running(EngineDouble()) as first:
-        for name, address in (("grpc_port", first.grpc_address), ("metrics_port", first.http_address)):
+        for name, address in (("grpc_port", first.grpc_address), ("metrics_port", first.metrics_address)):
             taken = int(address.rpartition(":")[2])
             config = ServeConfig(**{"fake": True, "grpc_port": 0, "metrics_port": 0, name: taken})  # type: ignore[arg-type]
             second = Server(config, replace(makers(EngineDouble()), fake=never))

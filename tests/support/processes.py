@@ -80,13 +80,13 @@ class Metrics:
 class ServerProcess:
     process: subprocess.Popen[str]
     grpc: str
-    http: str  # metrics and health
+    http: str  # the JSON gateway
+    metrics_address: str  # and health
     log: Path
-    gateway: str
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=PATIENCE) as response:
+            with urllib.request.urlopen(f"http://{self.metrics_address}{path}", timeout=PATIENCE) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -130,7 +130,7 @@ def serving(log: Path, *arguments: str) -> Iterator[ServerProcess]:
             ready = process.stdout.readline()
             assert ready.startswith("ready "), log.read_text()
             addresses = dict(word.split("=") for word in ready.split()[1:])
-            server = ServerProcess(process, addresses["grpc"], addresses["http"], log, addresses["gateway"])
+            server = ServerProcess(process, addresses["grpc"], addresses["http"], addresses["metrics"], log)
             yield server
             if process.poll() is None:
                 assert server.stop() == 0, log.read_text()

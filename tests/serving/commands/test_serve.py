@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,8 +93,8 @@ def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.Capture
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A real server and its gRPC address."""
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """A real server and the addresses of its ready line."""
     code = "import sys; from serving.cli import main; from serving.commands import serve; "
     code += "sys.exit(main(None, {'serve': lambda: serve}))"
     command = [
@@ -119,16 +120,19 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert running.stdout is not None
         try:
             ready = dict(word.split("=") for word in running.stdout.readline().split()[1:])
-            assert set(ready) == {"grpc", "http", "gateway"}
-            yield running, ready["grpc"]
+            assert set(ready) == {"grpc", "http", "metrics"}
+            yield running, ready
         finally:
             running.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_cleanly(number: signal.Signals) -> None:
-    with process("--fake", "--fake-step-ms", "20") as (server, address):
-        with grpc.insecure_channel(address) as channel:
+    with process("--fake", "--fake-step-ms", "20") as (server, ready):
+        for port, path in (("metrics", "/metrics"), ("http", "/openapi.json")):  # named as their options
+            with urllib.request.urlopen(f"http://{ready[port]}{path}", timeout=120) as answer:
+                assert answer.status == 200
+        with grpc.insecure_channel(ready["grpc"]) as channel:
             stub = beamline_pb2_grpc.InferenceStub(channel)
             first = stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")]))
             assert first.translations[0].hypotheses[0].text == "a"
@@ -142,8 +146,8 @@ def test_a_signal_drains_and_exits_cleanly(number: signal.Signals) -> None:
 
 def test_a_second_signal_stops_at_once() -> None:
     with (
-        process("--fake", "--fake-step-ms", "1000") as (server, address),
-        grpc.insecure_channel(address) as channel,
+        process("--fake", "--fake-step-ms", "1000") as (server, ready),
+        grpc.insecure_channel(ready["grpc"]) as channel,
     ):
         stub = beamline_pb2_grpc.InferenceStub(channel)
         call = stub.Translate.future(pb.TranslateRequest(inputs=[pb.Input(text="b" * 1000)]))

@@ -139,7 +139,7 @@ async def test_the_same_over_http(pooled_repository: Path) -> None:
     config = ServeConfig(repository=pooled_repository, grpc_port=0, metrics_port=0, http_port=0, threads=1)
     async with (
         started(Server(config)) as server,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
     ):
         (listed,) = (await client.get("/v1/models")).json()["models"]
         labels = await client.post("/v1/classify", json={"inputs": [{"text": TEXTS[0]}], "top_k": 1})

@@ -38,7 +38,7 @@ async def gateway(
 ) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     async with (
         running(engine or EngineDouble(), http_port=0, **changes) as server,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
     ):
         yield server, client
 
@@ -142,7 +142,7 @@ async def test_tokens_are_wanted_here_too(tmp_path: Path) -> None:
     token, entry = new_token("reader", (Scope.INFER,), None)
     (tmp_path / "tokens.toml").write_text(entry)
     async with gateway(tokens=tmp_path / "tokens.toml", metrics_need_token=True) as (server, client):
-        metrics = f"http://{server.http_address}/metrics"
+        metrics = f"http://{server.metrics_address}/metrics"
         for path in ("/healthz", "/healthz/live", "/healthz/ready", "/", "/docs", "/openapi.json"):
             assert (await client.get(path)).status_code == 200, path
         for headers, expected in (
@@ -155,7 +155,7 @@ async def test_tokens_are_wanted_here_too(tmp_path: Path) -> None:
             for asked in PATHS:
                 answer = await client.post(asked.path, json=ONE, headers=headers)
                 assert (answer.status_code == 401) is (expected == 401), asked
-        assert (await client.get(f"http://{server.http_address}/healthz")).status_code == 200
+        assert (await client.get(f"http://{server.metrics_address}/healthz")).status_code == 200
 
 
 async def test_the_models_are_listed() -> None:
@@ -247,8 +247,8 @@ async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path)
     write()
     files = TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem")
     async with running(EngineDouble(), http_port=0, host="localhost", tls=files) as server:
-        assert server.gateway_address is not None
-        port = server.gateway_address.rpartition(":")[2]
+        assert server.http_address is not None
+        port = server.http_address.rpartition(":")[2]
         first = await serial(port)
         write()
         assert await serial(port) != first
@@ -280,7 +280,7 @@ async def test_language_models_answer_in_json_and_as_it_comes() -> None:
     server = Server(ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0))
     async with (
         started(server),
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
     ):
         asked = {"model": "fake-lm", "text": "hi ü"}
         once = await client.post("/v1/generate", json=asked)
@@ -310,7 +310,7 @@ async def test_probes_are_answered_while_models_load() -> None:
     server = Server(config, replace(makers(engine), fake=slowly))
     starting = asyncio.ensure_future(server.start())
     assert await asyncio.to_thread(began.wait, 20)
-    async with httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client:
         assert (await client.get("/healthz/live")).status_code == 200
         assert (await client.get("/healthz/ready")).status_code == 503
         assert (await client.post("/v1/translate", json=ONE)).status_code == 503

@@ -57,16 +57,16 @@ def shown(browser: Browser) -> str:
 def test_the_page_asks_and_shows_the_answer(
     browser: Browser, server: ServerProcess, path: str, model: str, stream: bool
 ) -> None:
-    browser.open(f"http://{server.gateway}/")
+    browser.open(f"http://{server.http}/")
     eventually(lambda: browser.evaluate("document.getElementById('model').length") == 2, "the models are listed")
     ask(browser, path, model, "hello <b>world</b>", stream)
     eventually(lambda: shown(browser).startswith("hello <b>world</b>"), "the answer is shown, as text")
     assert [line for line in browser.console() if "favicon" not in line] == []
-    assert all(url.startswith(f"http://{server.gateway}/") for url in browser.requested())
+    assert all(url.startswith(f"http://{server.http}/") for url in browser.requested())
 
 
 def test_the_page_shows_scores_and_errors(browser: Browser, server: ServerProcess) -> None:
-    browser.open(f"http://{server.gateway}/")
+    browser.open(f"http://{server.http}/")
     eventually(lambda: browser.evaluate("document.getElementById('model').length") == 2, "the models are listed")
     assert browser.evaluate("document.getElementById('target').offsetParent") is None  # only where it is asked for
     ask(browser, "/v1/score", "fake-lm", "hello", stream=False)
@@ -81,7 +81,7 @@ def test_the_page_shows_scores_and_errors(browser: Browser, server: ServerProces
 def test_the_description_lists_every_address_and_message(
     browser: Browser, server: ServerProcess, tmp_path: Path
 ) -> None:
-    browser.open(f"http://{server.gateway}/docs")
+    browser.open(f"http://{server.http}/docs")
     eventually(lambda: browser.evaluate("document.querySelectorAll('h2').length") > 20, "it is rendered")
     headings = browser.evaluate("[...document.querySelectorAll('h2')].map((one) => one.textContent)")
     assert {"POST /v1/translate", "POST /v1/generate", "POST /v1/score", "TranslateRequest"} <= set(headings)

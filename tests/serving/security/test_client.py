@@ -57,7 +57,7 @@ async def test_a_client_has_one_limit_for_both_doors() -> None:
     async with (
         running(engine, http_port=0, max_calls_per_client=1) as server,
         connected(server) as stub,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as http,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as http,
     ):
         inside = asyncio.ensure_future(stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")])))
         await engine.until(lambda: len(engine.submitted) == 1)
@@ -70,7 +70,7 @@ async def test_tritons_names_count_calls_of_both_doors() -> None:
     async with (
         running(EngineDouble(), http_port=0) as server,
         connected(server) as stub,
-        httpx.AsyncClient(base_url=f"http://{server.gateway_address}", timeout=60) as http,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as http,
     ):
         await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")] * 3))
         await http.post("/v1/translate", json={"inputs": [{"text": "a"}]})
