@@ -22,7 +22,7 @@ from serving.manifest import AnyManifest, Manifest, PooledManifest
 from serving.metrics import Metrics
 from serving.registry import Model
 from serving.repository import ModelVersion, verify
-from serving.settings import SETTINGS_FILE, ModelSettings, apply
+from serving.settings import SETTINGS_FILE, ModelSettings, apply, check
 from serving.statistics import Statistics
 from serving.text.generator import Generator
 from serving.text.host_work import HostWork, Told
@@ -169,8 +169,7 @@ class ModelLoader:
         statistics: Statistics,
         label: str,
     ) -> ServedModel:
-        if settings.defaults:
-            raise ModelError(f"{folder.parent / SETTINGS_FILE} has [defaults], but {manifest.name} decodes nothing")
+        check(settings, manifest, folder.parent / SETTINGS_FILE)
         tokenizer = TextTokenizer.load(folder / manifest.tokenizer.file)
         make = self._makers.pooled
         assert make is not None

@@ -127,13 +127,11 @@ class ModelManager:
                 raise ModelError(f"the repository {self._root} has no model {missing[0]!r}: {_list(self._known)}")
             for name in repository.folders:
                 if self._is_wanted(name):
-                    with suppress(ModelUnavailable):  # listed, and said at the end
+                    with suppress(ModelUnavailable):  # listed and logged
                         await self._bring(name, repository)
         await self._publish()
-        reasons = [reason for problems in self._problems.values() for reason in problems.values()]
-        for reason in reasons:
-            log.error("not served: %s", reason)
         if not self._served and not may_be_empty:
+            reasons = [reason for problems in self._problems.values() for reason in problems.values()]
             listed = "".join(f"\n  - {reason}" for reason in reasons) or " it is empty"
             raise ModelError(f"no model of the repository {self._root} can be served:{listed}")
 
@@ -183,7 +181,9 @@ class ModelManager:
                         await self._publish()
                     elif self._is_wanted(name):
                         await self._bring(name, repository)
-                except (ModelUnavailable, ModelError) as error:
+                except ModelUnavailable:  # listed and logged
+                    pass
+                except ModelError as error:
                     log.error("%s: %s", name, error)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
@@ -215,6 +215,8 @@ class ModelManager:
         finally:
             self._loading = None
         self._problems[name] = problems
+        for version, reason in problems.items():
+            log.error("%s could not be loaded: %s", f"{name}/{version}" if version else name, reason)
         self._take_over(name, loaded)
         await self._publish()
         if wanted_but_absent := self._problems_of_wanted(name, loaded):

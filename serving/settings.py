@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.errors import ModelError
-from serving.manifest import DecodingDefaults, Manifest, Precision, StateKind
+from serving.manifest import AnyManifest, DecodingDefaults, Manifest, PooledManifest, Precision, StateKind
 
 SETTINGS_FILE = "serving.toml"
 
@@ -68,6 +68,33 @@ def _refuse_unknown(path: Path, table: str, content: dict[str, Any], known: Sequ
     unknown = [f"{table}{key}" for key in content if key not in known]
     if unknown:
         raise ModelError(f"{path} has unknown keys: {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def problems_of(folder: Path, manifests: Sequence[AnyManifest]) -> list[str]:
+    """Of the settings of a model that has these versions: all that can be seen without loading it."""
+    path = folder / SETTINGS_FILE
+    try:
+        settings = read_settings(folder)
+    except ModelError as error:
+        return [str(error)]
+    on_disk = {manifest.version: manifest for manifest in manifests}
+    asked = settings.versions if isinstance(settings.versions, tuple) else ()
+    problems = [f"{path} asks for version {version}, which is not there" for version in asked if version not in on_disk]
+    for version in asked or (on_disk if settings.versions == "all" else sorted(on_disk)[-1:]):
+        if version in on_disk:
+            try:
+                check(settings, on_disk[version], path)
+            except ModelError as error:
+                problems.append(str(error))
+    return problems
+
+
+def check(settings: ModelSettings, manifest: AnyManifest, path: Path) -> None:
+    """Raises a `ModelError` where the version can't be served as asked."""
+    if not isinstance(manifest, PooledManifest):
+        apply(settings, manifest, path)
+    elif settings.defaults:
+        raise ModelError(f"{path} has [defaults], but {manifest.name} decodes nothing")
 
 
 def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:

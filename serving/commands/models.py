@@ -12,6 +12,7 @@ from serving.admin import AdminClient
 from serving.commands.connection import add_credentials, credentials_of
 from serving.errors import BeamlineError
 from serving.repository import ModelVersion, newest, scan
+from serving.settings import problems_of
 
 HELP = "list the models of a repository, or of a running server"
 
@@ -51,9 +52,12 @@ def _read_folder(args: argparse.Namespace) -> int:
     repository = scan(args.repo)
     rows = [_row(versions) for versions in repository.models.values()]
     print(table([_COLUMNS, *rows]) if rows else f"no models in {args.repo}")
-    for problem in repository.problems:
-        print(f"problem: {problem.reason}", file=sys.stderr)
-    return 1 if repository.problems else 0
+    problems = [problem.reason for problem in repository.problems]
+    for name, folder in repository.folders.items():
+        problems += problems_of(folder, [version.manifest for version in repository.models.get(name, ())])
+    for reason in problems:
+        print(f"problem: {reason}", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def _row(versions: tuple[ModelVersion, ...]) -> tuple[str, ...]:

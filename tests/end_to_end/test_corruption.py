@@ -215,7 +215,7 @@ def test_the_whole_ones_are_served(hardy_server: ServerProcess) -> None:
 
 def test_every_broken_one_is_reported(hardy_server: ServerProcess, broken_repository: Path) -> None:
     log = hardy_server.log.read_text()
-    reports = [line for line in log.splitlines() if line.startswith("not served: ")]
+    reports = [line for line in log.splitlines() if " could not be loaded: " in line]
     for corruption in (*ON_DISK, *MANIFESTS, *AT_LOAD):
         (report,) = (line for line in reports if f"{broken_repository / corruption.name}/1" in line)
         assert corruption.file in report

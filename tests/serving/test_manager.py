@@ -183,6 +183,33 @@ async def test_what_fails_to_load_is_listed_and_the_others_serve(tmp_path: Path)
             await this.manager.load("fr")
 
 
+async def test_what_fails_while_it_runs_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asked for it: a call, or the folder's change."""
+
+    def logged() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        caplog.clear()
+        return found
+
+    write_version(tmp_path, "de", 1)
+    async with serving(tmp_path) as this:
+        watcher = Watcher(tmp_path, this.manager.refresh)
+        (write_version(tmp_path, "de", 2) / "weights.bin").write_bytes(b"short")
+        broken = f"de/2 could not be loaded: {tmp_path}/de/2/weights.bin has 5 bytes; the manifest says 700"
+        with pytest.raises(ModelUnavailable):
+            await this.manager.load("de")
+        assert logged() == [broken]
+        await looked(this, watcher)
+        assert logged() == [broken]
+        with pytest.raises(ModelUnavailable):
+            await this.manager.load("de", (7,))
+        assert logged()[-1] == "de/7 could not be loaded: version 7 was asked for, but is not in the repository"
+        (tmp_path / "de" / "serving.toml").write_text("slotz = 1")
+        await looked(this, watcher)
+        assert f"de could not be loaded: {tmp_path}/de/serving.toml has unknown keys: slotz" in logged()[-1]
+        assert await this.version() == "1"
+
+
 async def test_a_broken_new_version_leaves_the_old_one_in_place(tmp_path: Path) -> None:
     write_version(tmp_path, "de", 1)
     async with serving(tmp_path) as this:

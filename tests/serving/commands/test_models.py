@@ -43,6 +43,31 @@ def test_problems_are_listed_beside(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert err == f"problem: {tmp_path}/half/1/manifest.json does not exist: the version is incomplete\n"
 
 
+def test_broken_settings_are_listed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that a server would find in them without loading the model."""
+    settings = {
+        "fine": "slots = 3\n[defaults]\nbeam_size = 2",
+        "key": "slotz = 3",
+        "toml": "slots =",
+        "version": "versions = [1, 7]",
+        "precision": 'precision = "int8"',
+        "defaults": "[defaults]\nbeam_size = 99",
+    }
+    for name, content in settings.items():
+        write_version(tmp_path, name, 1)
+        (tmp_path / name / "serving.toml").write_text(content)
+    assert listed(tmp_path) == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1 + len(settings)
+    problems = {Path(line.removeprefix("problem: ").split()[0]).parent.name: line for line in err.splitlines()}
+    assert set(problems) == set(settings) - {"fine"}
+    assert "has unknown keys: slotz; known are versions, slots" in problems["key"]
+    assert "is not TOML" in problems["toml"]
+    assert "asks for version 7, which is not there" in problems["version"]
+    assert "asks for precision int8" in problems["precision"]
+    assert "does not fit version 1" in problems["defaults"]
+
+
 def test_an_empty_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path) == 0
     assert capsys.readouterr().out == f"no models in {tmp_path}\n"
