@@ -150,7 +150,7 @@ class Models:
         versions = self._by_name.get(name)
         if versions is None:
             if name in self._absent:
-                raise ModelUnavailable(f"model {name!r} is not served now: {self._absent[name]}")
+                raise self._unavailable(name)
             raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {self._names()}")
         if not version:
             return list(versions.values())[-1]
@@ -173,7 +173,7 @@ class Models:
         if pooled is None:
             names = names or list(self._by_name)
         if not names:
-            raise ModelNotFound(f"no model here can {'classify or embed' if pooled else 'write text'}")
+            raise self._nobody(pooled)
         if len(names) != 1:
             raise ModelNotFound(
                 f"the request names no model, and there are several: {self._names()}; "
@@ -181,10 +181,29 @@ class Models:
             )
         return names[0]
 
+    def _nobody(self, pooled: bool | None) -> ModelNotFound | ModelUnavailable:
+        """For a call that names no model, where none that is served can answer it. What one that is not served could do
+        is not known here: it may be what the caller wants."""
+        absent = [name for name in self._absent if name not in self._by_name]
+        if len(absent) == 1:
+            return self._unavailable(absent[0])
+        does = "classifies or embeds" if pooled else "writes text"
+        if absent:
+            return ModelUnavailable(f"no model that {does} is served now; not served are {_some(absent)}: name one")
+        if not self._by_name:
+            return ModelUnavailable("no model is served here now")
+        return ModelNotFound(f"no model here {does}; there is {self._names()}")
+
+    def _unavailable(self, name: str) -> ModelUnavailable:
+        return ModelUnavailable(f"model {name!r} is not served now: {self._absent[name]}")
+
     def _is_pooled(self, name: str) -> bool:
         return isinstance(next(iter(self._by_name[name].values())).model, PooledModel)
 
     def _names(self) -> str:
-        names = list(self._by_name)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return ", ".join(names[:_MOST_NAMES]) + more if names else "none"
+        return _some(list(self._by_name))
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more if names else "none"

@@ -32,7 +32,8 @@ class Server:
 
     def __init__(self, config: ServeConfig, makers: EngineMakers | None = None) -> None:
         self.config = config
-        self.lifecycle = Lifecycle()
+        self._models = Models(default=config.default_model)
+        self.lifecycle = Lifecycle(lambda: bool(self._models.everything()))
         self.metrics = Metrics()
         self._tracing = tracing_of()
         self.manager: ModelManager | None = None  # from `start` on
@@ -77,7 +78,7 @@ class Server:
         operators = build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
         await self._metrics_http.start(operators)
         makers = self._makers or real_makers(config)
-        models = Models(default=config.default_model)
+        models = self._models
         models.called = self.metrics.triton.call
         self._driver = makers.thread()
         self._driver.start()

@@ -1,5 +1,6 @@
 """`grpc.health.v1`: for the server as a whole (the empty name), for each service, and for each model, by its name or
-by `name/version`. NOT_FOUND is only for names that nobody knows: a model that failed to load is NOT_SERVING."""
+by `name/version`. The server and its services are SERVING while at least one model is. NOT_FOUND is only for names that
+nobody knows: a model that failed to load or was unloaded is NOT_SERVING, and so is a version that it had before."""
 
 from __future__ import annotations
 
@@ -38,9 +39,6 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def begin(self, manager: ModelManager) -> None:
-        for service in _SERVICES:
-            await self._servicer.set(service, _Status.SERVING)
-
         async def follow() -> None:
             await self._follow(manager)
 
@@ -58,8 +56,12 @@ class Health:
             ready[line.name] = ready.get(line.name, False) or serving
             if line.version:
                 ready[f"{line.name}/{line.version}"] = serving
+        anything = any(ready.values())
         for name in self._models - set(ready):
-            await self._servicer.set(name, _Status.SERVICE_UNKNOWN)
-        for name, serving in ready.items():
-            await self._servicer.set(name, _Status.SERVING if serving else _Status.NOT_SERVING)
+            if name.partition("/")[0] in ready:
+                ready[name] = False
+            else:
+                await self._servicer.set(name, _Status.SERVICE_UNKNOWN)
         self._models = set(ready)
+        for name, serving in {**ready, **dict.fromkeys(_SERVICES, anything)}.items():
+            await self._servicer.set(name, _Status.SERVING if serving else _Status.NOT_SERVING)

@@ -73,7 +73,7 @@ def _health(lifecycle: Lifecycle) -> list[Route]:
     async def ready(request: Request) -> Response:
         if lifecycle.ready:
             return PlainTextResponse("ok")
-        return PlainTextResponse(lifecycle.phase.value, status_code=503)
+        return PlainTextResponse(lifecycle.describe, status_code=503)
 
     return [Route("/healthz", ready), Route("/healthz/ready", ready), Route("/healthz/live", live)]
 

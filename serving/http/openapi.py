@@ -41,7 +41,10 @@ def openapi() -> dict[str, Any]:
             "/healthz/ready": {
                 "get": {
                     "security": [],
-                    "responses": {"200": {"description": "ready"}, "503": {"description": "loading or draining"}},
+                    "responses": {
+                        "200": {"description": "ready"},
+                        "503": {"description": "loading, draining, or no model is served"},
+                    },
                 }
             },
         },

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
+import httpx2 as httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import beamline_pb2 as pb
+from protos import open_inference_pb2 as oip
 from serving.config import ServeConfig
 from serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
 from serving.manager import Listed, ModelManager, State
@@ -275,6 +278,40 @@ async def test_an_unloaded_model_finishes_and_is_gone(tmp_path: Path) -> None:
         await this.manager.load("de")
         assert 'beamline_slots{model="de"} 4.0' in this.server.metrics.exposition().decode()
         assert await this.version() == "1"
+
+
+async def test_without_its_last_model_a_server_is_not_ready_but_says_why(tmp_path: Path) -> None:
+    write_version(tmp_path, "de", 1)
+    services = ("", "beamline.v1.Inference", "inference.GRPCInferenceService", "de", "de/1")
+    async with (
+        serving(tmp_path, http_port=0) as this,
+        connected(this.server) as stub,
+        grpc.aio.insecure_channel(this.server.grpc_address) as channel,
+        httpx.AsyncClient(base_url=f"http://{this.server.http_address}", timeout=60) as client,
+    ):
+        server_ready: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
+
+        async def ready() -> tuple[set[str], int, bytes]:
+            states = {await this.health(service) for service in services}
+            probe = await client.get("/healthz/ready")
+            assert (await client.get(f"http://{this.server.metrics_address}/healthz")).status_code == probe.status_code
+            assert (await client.get("/healthz/live")).status_code == 200
+            return states, probe.status_code, await server_ready(b"")
+
+        yes = oip.ServerReadyResponse(ready=True).SerializeToString()
+        assert await ready() == ({"SERVING"}, 200, yes)
+        await this.manager.unload("de")
+        assert await ready() == ({"NOT_SERVING"}, 503, b"")
+        assert (await client.get("/healthz/ready")).text == "no model is served"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="hello")]))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details() == "model 'de' is not served now: it was unloaded"
+        await this.manager.load("de")
+        assert await ready() == ({"SERVING"}, 200, yes)
+        shutil.rmtree(tmp_path / "de")
+        await this.manager.refresh(["de"])
+        assert [await this.health(name) for name in ("", "de", "de/1")] == ["NOT_SERVING", "NOT_FOUND", "NOT_FOUND"]
 
 
 async def test_the_fake_model_is_no_part_of_a_repository() -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from serving.config import TextLimits
-from serving.errors import ModelNotFound
+from serving.errors import ModelNotFound, ModelUnavailable
 from serving.registry import Models
 from serving.text.protocol import card_of
 from serving.text.translator import Translator
@@ -35,6 +35,30 @@ def test_an_empty_name_is_the_only_model_or_the_default() -> None:
     assert found(Models([model("de"), model("fr")], default="fr"), "") == ("fr", 1)
     with pytest.raises(ModelNotFound, match="there are several: de, fr"):
         Models([model("fr"), model("de")]).find("", "")
+
+
+def test_a_call_without_a_name_is_told_why_nobody_can_answer() -> None:
+    models = Models()
+    with pytest.raises(ModelUnavailable, match="no model is served here now"):
+        models.find("", "")
+    models.explain({"de": "it was unloaded"})
+    with pytest.raises(ModelUnavailable, match="model 'de' is not served now: it was unloaded"):
+        models.find("", "")
+    models.explain({"de": "it was unloaded", "fr": "it is broken"})
+    for use, does in ((models.use, "writes text"), (models.use_pooled, "classifies or embeds")):
+        sentence = f"no model that {does} is served now; not served are de, fr: name one"
+        with pytest.raises(ModelUnavailable, match=sentence), use("", ""):
+            pass
+    # One that is served, but is of the wrong kind; the other may be what the caller wants, or there is none.
+    models = Models([model("fr")])
+    with (
+        pytest.raises(ModelNotFound, match="no model here classifies or embeds; there is fr"),
+        models.use_pooled("", ""),
+    ):
+        pass
+    models.explain({"fr": "", "mood": "it was unloaded"})
+    with pytest.raises(ModelUnavailable, match="model 'mood' is not served now"), models.use_pooled("", ""):
+        pass
 
 
 @pytest.mark.parametrize("name", ["nl", "../de", "de/1", "x" * 10_000])
