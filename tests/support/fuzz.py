@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -13,6 +14,7 @@ _F = FieldDescriptor
 _TEXTS = (
     "", " ", "a", "a value", "fake", "../../etc/passwd", "en-de", "1", "-1", "\x00", "\ufeff", "😀" * 5, "ü" * 40,
     "Hello. World! " * 3, "%s%n", "x" * 300, "text", "score", "BYTES", "FP32", "INT64", "inputs", "9" * 30,
+    "mood", "token_ids", "label", "probability", "embedding", "top_k", "pooling", "mean", "normalize", "truncate",
 )  # fmt: skip
 _NUMBERS = (0, 1, 2, 3, 4, 7, 16, 17, 255, 1000, 2**31 - 1, 2**32 - 1, 2**63 - 1)
 _REALS = (0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
@@ -20,8 +22,39 @@ _DEPTH = 4
 
 
 class Fuzz:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, corpus: Sequence[Message] = ()) -> None:
+        """`corpus`: messages that are as they should be. Half of those of their types are made from them."""
         self.random = random.Random(seed)
+        self._corpus: dict[str, list[bytes]] = {}
+        for message in corpus:
+            self._corpus.setdefault(message.DESCRIPTOR.name, []).append(message.SerializeToString())
+
+    def request(self, descriptor: Descriptor) -> Message:
+        """Any message of that type, or a good one with something changed."""
+        known = self._corpus.get(descriptor.name)
+        if not known or self.random.random() < 0.5:
+            return self.message(descriptor)
+        made = GetMessageClass(descriptor).FromString(self.random.choice(known))
+        for _ in range(self.random.choice((0, 1, 1, 2, 3))):
+            self._change(made)
+        return made
+
+    def _change(self, made: Any) -> None:
+        """One field, of the message itself or of one inside it."""
+        inside = [
+            each
+            for field, value in made.ListFields()
+            if field.message_type is not None and not field.message_type.GetOptions().map_entry
+            for each in (value if field.is_repeated else [value])
+        ]
+        if inside and self.random.random() < 0.6:
+            return self._change(self.random.choice(inside))
+        if not made.DESCRIPTOR.fields:
+            return None
+        field = self.random.choice(made.DESCRIPTOR.fields)
+        if self.random.random() < 0.5:
+            made.ClearField(field.name)
+        return self._fill(made, field, 0)
 
     def message(self, descriptor: Descriptor, depth: int = 0) -> Message:
         """Of that type, with random fields, many of them absurd."""
@@ -91,5 +124,5 @@ class Fuzz:
         chance = self.random.random()
         if chance < 0.05:
             return self.random.randbytes(self.random.randrange(100))
-        made = self.message(descriptor).SerializeToString()
+        made = self.request(descriptor).SerializeToString()
         return made if chance < 0.6 else self.spoiled(made)
