@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from protos import open_inference_pb2 as oip
+from serving.call_errors import sentence_of
 from serving.client import CallFailed, Credentials
 from serving.errors import BeamlineError
 
@@ -18,6 +19,7 @@ _SERVICE = "/inference.GRPCInferenceService"
 class AdminClient:
     def __init__(self, target: str, credentials: Credentials) -> None:
         self._target = target
+        self._tls = credentials.tls
         self._metadata = credentials.metadata()
         self._channel = credentials.channel(target, [])
 
@@ -54,7 +56,4 @@ class AdminClient:
         try:
             return call(request, metadata=self._metadata)
         except grpc.RpcError as error:
-            failed: Any = error
-            if failed.code() is grpc.StatusCode.UNAVAILABLE and method == "RepositoryIndex":
-                raise CallFailed(f"the server at {self._target} is not available: {failed.details()}") from error
-            raise CallFailed(f"{failed.details()} ({failed.code().name})") from error
+            raise CallFailed(sentence_of(error, self._target, self._tls)) from error

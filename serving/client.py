@@ -14,6 +14,7 @@ import grpc
 
 from protos import beamline_pb2 as pb
 from protos import beamline_pb2_grpc
+from serving.call_errors import sentence_of
 from serving.errors import BeamlineError
 
 # A full queue is no reason to give up: grpc itself tries again, later each time.
@@ -53,6 +54,10 @@ class Credentials:
     tls_key: Path | None = None
     token_file: Path | None = None  # the token is its only content
 
+    @property
+    def tls(self) -> bool:
+        return self.tls_ca is not None
+
     def channel(self, target: str, options: list[tuple[str, Any]]) -> grpc.Channel:
         if self.tls_ca is None:
             if self.tls_cert is not None or self.tls_key is not None:
@@ -74,9 +79,12 @@ class Credentials:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise BeamlineError(f"{path} can't be read: {error.strerror}") from error
+    if not content.strip():  # an empty certificate would end the process inside gRPC
+        raise BeamlineError(f"{path} is empty")
+    return content
 
 
 class Client:
@@ -85,6 +93,7 @@ class Client:
         self._target = target
         self._window = window
         credentials = credentials or Credentials()
+        self._tls = credentials.tls
         self._metadata = credentials.metadata()
         self._channel = credentials.channel(
             target,
@@ -153,10 +162,7 @@ class Client:
             raise failure from error
 
     def _sentence(self, error: Any) -> str:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.UNAVAILABLE:
-            return f"the server at {self._target} is not available: {details}"
-        return f"{str(details).replace('inputs[0]', 'the text')} ({code.name})"
+        return sentence_of(error, self._target, self._tls).replace("inputs[0]", "the text")
 
 
 def _raised(response: Any) -> Any:

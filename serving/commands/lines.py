@@ -30,6 +30,10 @@ def lines_of(args: argparse.Namespace, stack: ExitStack) -> Iterable[str]:
     if args.text and args.file:
         raise BeamlineError("give texts or --file, not both")
     if args.text:
+        if not all(text.strip() for text in args.text):
+            raise BeamlineError(
+                "a TEXT is empty; give words (an empty line of a file or of standard input stays empty)"
+            )
         return list(args.text)
     if args.file is None:
         sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="a line for every call (default: with --log-format json)",
     )
-    parser.add_argument("--fake", action="store_true", help="serve an echo with an exact delay, for load tests")
+    parser.add_argument("--fake", action="store_true", help="serve an echo with an exact delay instead of a repository")
     parser.add_argument("--fake-step-ms", type=duration, default=0.0, metavar="X", help="(%(default)s)")
     parser.add_argument("--fake-slots", type=positive, default=config.fake_slots, metavar="N", help="(%(default)s)")
 
@@ -149,6 +149,8 @@ def interval(text: str) -> float:
 
 def config_of(args: argparse.Namespace) -> ServeConfig:
     repository = args.repo
+    if args.fake and (repository is not None or args.load or args.watch is not None):
+        raise BeamlineError("--fake serves an echo and no repository: leave --repo, --load and --watch away")
     if repository is None and not args.fake:
         repository = DEFAULT_REPOSITORY
         if not repository.is_dir():

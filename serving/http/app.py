@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -15,7 +16,7 @@ from starlette.routing import Route
 from serving.calls import with_request_id
 from serving.errors import RequestError
 from serving.guard import Guard
-from serving.http.gateway import Gateway, refusal
+from serving.http.gateway import Gateway, no_such_address, refusal
 from serving.http.openapi import openapi
 from serving.lifecycle import Lifecycle
 from serving.manifest import PooledManifest
@@ -62,7 +63,8 @@ def build_gateway(servicer: Any, models: Models, lifecycle: Lifecycle, guard: Gu
             Route("/docs", _page("docs.html")),
             Route("/", _page("try.html")),
             *_health(lifecycle),
-        ]
+        ],
+        exception_handlers={HTTPException: no_such_address},
     )
 
 

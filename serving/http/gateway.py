@@ -23,18 +23,21 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from protos import beamline_pb2 as pb
 from serving.calls import REQUEST_ID, header_number, with_request_id
-from serving.errors import InvalidRequest, Unimplemented
+from serving.errors import Unimplemented
 from serving.grpc.statuses import Status, is_implemented
 from serving.guard import Guard, Outcome
+from serving.http.bodies import parse
 
 TIMEOUT = "x-beamline-timeout-ms"
 _MOST_WRITTEN = 16  # messages that wait for a slow reader
+_MOST_PATH = 100  # letters of an address that an error repeats
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
 
@@ -141,7 +144,7 @@ class _GatewayCall:
             self._around.enter_context(self._guard.admit(self._method, self._headers, self._outcome))
             body = await _body(self._request, max_body_bytes)
             kind = GetMessageClass(self._path.request)
-            return await asyncio.to_thread(_parse, body, kind) if len(body) > _SMALL else _parse(body, kind)
+            return await asyncio.to_thread(parse, body, kind) if len(body) > _SMALL else parse(body, kind)
         except TooLarge:
             self._guard.count_refusal("too_large")
             sentence = f"the body is larger than {max_body_bytes} bytes, the most that is allowed: send it in several"
@@ -241,6 +244,20 @@ def refusal(status: Status, headers: Mapping[str, str], code: int | None = None)
     return JSONResponse(_error(status, headers), code or _HTTP_CODES.get(status.code, 500), headers=extra)
 
 
+async def no_such_address(request: Request, error: Exception) -> Response:
+    """What is at no address, or is asked for in the wrong way, has the shape of all other errors."""
+    assert isinstance(error, HTTPException)
+    headers, path = with_request_id(request.headers), request.url.path[:_MOST_PATH]
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        code, sentence = grpc.StatusCode.UNIMPLEMENTED, f"{path} knows no {request.method}; it knows {allowed}"
+    else:
+        code, sentence = grpc.StatusCode.NOT_FOUND, f"there is nothing at {path}; /docs says what there is"
+    response = refusal(Status(code, sentence), headers, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
 def _error(status: Status, headers: Mapping[str, str]) -> dict[str, Any]:
     about = {"code": status.code.name, "message": status.sentence, "request_id": headers[REQUEST_ID]}
     return {"error": about}
@@ -260,18 +277,6 @@ async def _body(request: Request, most: int) -> bytes:
             raise TooLarge
         parts.append(part)
     return b"".join(parts)
-
-
-def _parse(body: bytes, kind: type[Message]) -> Message:
-    try:
-        text = body.decode("utf-8")
-        if not text.lstrip().startswith("{"):  # an empty list would pass for an empty message
-            raise ValueError("it must be an object")
-        return json_format.Parse(text, kind())
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not UTF-8; it must be a JSON object in UTF-8") from None
-    except (json_format.ParseError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"the body is not a {kind.DESCRIPTOR.name} in JSON: {error}") from None
 
 
 async def _disconnected(request: Request) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli import main
-from serving.commands import models
+from serving.commands import models, translate
 from serving.config import ServeConfig
 from serving.server import Server
 from tests.serving.disk import write_version
@@ -97,10 +97,14 @@ async def test_a_running_server_is_asked_and_told(tmp_path: Path, capsys: pytest
         assert rows[1][:4] == ["fr", "1", "UNAVAILABLE", "fr/1/weights.bin"]
         assert (await asked("--load", "de/1"))[1][0] == ["de", "1", "READY"]
         assert (await asked("--unload", "de"))[1][0][:3] == ["de", "UNAVAILABLE", "it"]
+        line = ["translate", "--target", server.grpc_address, "--model", "de", "a"]
+        assert await asyncio.to_thread(main, line, {"translate": lambda: translate}) == 2
+        refused = "beamline: model 'de' is not served now: it was unloaded (UNAVAILABLE)\n"
+        assert capsys.readouterr().err == refused  # not "the server is not available": it has answered
         assert (await asked("--load", "de"))[1][0] == ["de", "2", "READY"]
         unknown = "beamline: the repository has no model 'nl'; it has de, fr (NOT_FOUND)\n"
         assert (await asked("--load", "nl"))[2] == unknown
-        assert "fr could not be loaded as asked" in (await asked("--load", "fr"))[2]
+        assert (await asked("--load", "fr"))[2].startswith("beamline: fr could not be loaded as asked")
         assert "write NAME or NAME/VERSION" in (await asked("--load", "de/x"))[2]
     assert main(["models", "--load", "de"], {"models": lambda: models}) == 2
     assert main(["models", "--target", "127.0.0.1:1"], {"models": lambda: models}) == 2

@@ -37,13 +37,12 @@ def test_every_option_arrives() -> None:
     line = (
         "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
         "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 "
-        "--fake --fake-step-ms 2.5 --fake-slots 7 "
+        "--fake-step-ms 2.5 --fake-slots 7 "
         "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
         "--tls-cert c --tls-key k --tls-client-ca a --tokens t --metrics-need-token"
     )
     assert parsed(*line.split()) == ServeConfig(
         repository=Path("r"),
-        fake=True,
         host="0.0.0.0",
         grpc_port=1,
         metrics_port=0,
@@ -66,6 +65,12 @@ def test_every_option_arrives() -> None:
         tokens=Path("t"),
         metrics_need_token=True,
     )
+
+
+@pytest.mark.parametrize("line", ["--repo r", "--load m", "--watch"])
+def test_the_echo_has_no_repository(line: str) -> None:
+    with pytest.raises(BeamlineError, match="--fake serves an echo and no repository"):
+        parsed("--fake", *line.split())
 
 
 @pytest.mark.parametrize("line", ["--tls-cert c", "--tls-key k", "--tls-client-ca a"])

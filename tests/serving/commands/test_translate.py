@@ -66,6 +66,8 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["--file", "/nowhere", "a"], "give texts or --file, not both"),
         (["--file", "/nowhere"], "/nowhere can't be read: No such file or directory"),
         (["--beam", "0", "a"], "--beam is 0; it must be at least 1"),
+        (["a", ""], "a TEXT is empty; give words"),
+        ([" "], "a TEXT is empty; give words"),
         (["--nbest", "-1", "a"], "--nbest is -1; it must be at least 1"),
     ],
 )

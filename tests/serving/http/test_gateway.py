@@ -19,7 +19,8 @@ import trustme
 from protos import beamline_pb2 as pb
 from serving.config import ServeConfig
 from serving.engine.request import Request
-from serving.errors import Overloaded
+from serving.errors import InvalidRequest, Overloaded
+from serving.http.bodies import parse
 from serving.http.gateway import PATHS, SERVICE, Gateway
 from serving.http.openapi import openapi
 from serving.loading import Observe
@@ -88,6 +89,41 @@ async def test_a_body_that_is_wrong_is_answered_with_a_sentence() -> None:
             assert sentence in error["message"]
             assert "Traceback" not in error["message"]
         assert (await client.post("/v1/translate", json=ONE)).status_code == 200
+
+
+SENTENCES = {
+    '{"input": []}': "there is no field 'input'; known are model, version, inputs, source_language, target_language, "
+    "options",
+    '{"inputs": [{"text": "a"}, {"txt": "a"}]}': "there is no field 'txt' in inputs[1]; known are text, token_ids, ",
+    '{"options": {"a": 1, "beamSize": 2, "b": 1}}': "there is no field 'a', 'b' in options; known are beam_size, ",
+    '{"inputs": {"text": "a"}}': "inputs must be a list",
+    '{"inputs": ["a"]}': "inputs[0] must be an object",
+    '{"options": {"beamSize": -1}}': "options.beamSize: Value out of range: -1",
+    '{"options": ': "Expecting value: line 1",
+}
+
+
+@pytest.mark.parametrize("body", SENTENCES)
+def test_a_wrong_field_is_named_as_the_caller_wrote_it(body: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(body.encode(), pb.TranslateRequest)
+    said = str(caught.value)
+    assert said.startswith(f"the body is not a TranslateRequest in JSON: {SENTENCES[body]}")
+    assert "\n" not in said
+    assert not said.endswith(".")
+
+
+async def test_what_is_at_no_address_is_an_error_as_all_others() -> None:
+    async with gateway() as (_, client):
+        nothing = await client.get("/v1/nothing", headers={"x-request-id": "mine"})
+        wrong = await client.get("/v1/translate")
+    assert nothing.status_code == 404
+    sentence = "there is nothing at /v1/nothing; /docs says what there is"
+    assert nothing.json() == {"error": {"code": "NOT_FOUND", "message": sentence, "request_id": "mine"}}
+    assert nothing.headers["x-request-id"] == "mine"
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["code"] == "UNIMPLEMENTED"
+    assert wrong.json()["error"]["message"] == "/v1/translate knows no GET; it knows POST"
 
 
 async def test_errors_have_their_own_status() -> None:

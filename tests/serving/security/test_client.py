@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2 as httpx
@@ -10,14 +11,15 @@ import pytest
 import trustme
 
 from protos import beamline_pb2 as pb
-from serving.cli import main
-from serving.commands import translate
+from serving.cli import Loader, main
+from serving.commands import models, translate
 from serving.security.tls import TlsFiles
 from serving.security.tokens import Scope, new_token
+from serving.server import Server
 from serving.triton_metrics import Triton
 from tests.serving.doubles import EngineDouble, connected, eventually, running
 
-COMMANDS = {"translate": lambda: translate}
+COMMANDS: dict[str, Loader] = {"translate": lambda: translate, "models": lambda: models}
 
 
 def write(path: Path, certificate: trustme.LeafCert) -> tuple[Path, Path]:
@@ -44,6 +46,40 @@ async def test_the_command_shows_what_the_server_wants(tmp_path: Path, capsys: p
         assert capsys.readouterr().out == "a\n"
         assert await asyncio.to_thread(main, [*line, "a"], COMMANDS) == 2
         assert "wants a bearer token" in capsys.readouterr().err
+
+
+async def test_the_commands_say_when_only_one_side_talks_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = trustme.CA()
+    (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())
+    (tmp_path / "stranger.pem").write_bytes(trustme.CA().cert_pem.bytes())
+    trust, distrust = (["--tls-ca", str(tmp_path / name)] for name in ("ca.pem", "stranger.pem"))
+    files = TlsFiles(*write(tmp_path / "server", authority.issue_cert("localhost")))
+
+    async def told(server: Server, host: str, *options: str) -> str:
+        target = f"{host}:{server.grpc_address.rpartition(':')[2]}"
+        for line in (["translate", "a"], ["models"]):
+            assert await asyncio.to_thread(main, [*line, "--target", target, *options], COMMANDS) == 2
+        first, second = capsys.readouterr().err.splitlines()
+        assert first == second
+        assert first.startswith(f"beamline: the server at {target} is not available: ")
+        return first
+
+    async with running(EngineDouble(), host="localhost", tls=files) as server:
+        assert (await told(server, "localhost")).endswith("(if it wants TLS, give --tls-ca)")
+        assert "certificate is not of the authority in --tls-ca" in await told(server, "localhost", *distrust)
+        assert "certificate is for another name than --target has" in await told(server, "127.0.0.1", *trust)
+    async with running(EngineDouble(), host="localhost") as server:
+        assert (await told(server, "localhost", *trust)).endswith("(it does not talk TLS: leave --tls-ca away)")
+    async with running(EngineDouble(), host="localhost", tls=replace(files, client_ca=tmp_path / "ca.pem")) as server:
+        assert "if it wants to see a certificate, give --tls-cert" in await told(server, "localhost", *trust)
+
+
+def test_an_empty_certificate_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_bytes(b"\n")
+    assert main(["translate", "--tls-ca", str(tmp_path / "empty"), "a"], COMMANDS) == 2
+    assert capsys.readouterr().err == f"beamline: {tmp_path}/empty is empty\n"
 
 
 @pytest.mark.parametrize("given", [["--tls-cert", "x"], ["--tls-ca", "x"], ["--token-file", "x"]])
