@@ -135,13 +135,18 @@ def _channel(connection: Connection) -> grpc.aio.Channel:
 
 
 def _metadata(connection: Connection) -> tuple[tuple[str, str], ...]:
-    content = _content(connection.token_file)
+    token = token_of(connection.token_file)
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+def token_of(path: Path | None) -> str | None:
+    content = _content(path)
     if content is None:
-        return ()
+        return None
     token = content.decode("utf-8", "replace").strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise LoadTestError(f"{connection.token_file} holds no token")
-    return (("authorization", f"Bearer {token}"),)
+        raise LoadTestError(f"{path} holds no token")
+    return token
 
 
 def _content(path: Path | None) -> bytes | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from loadtest import compare, fleet
 from loadtest.arrivals import Arrivals, Replay
-from loadtest.client import Connection
+from loadtest.client import Connection, token_of
 from loadtest.errors import LoadTestError
 from loadtest.gate import Gate, parse_gate, parse_limit, shares_of
 from loadtest.live import Live
@@ -40,21 +40,29 @@ GATE_FAILED, NOT_MEASURED, REQUESTS_FAILED = 1, 2, 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    actions = parser.add_subparsers(dest="action", metavar="compare A B", title="comparing two runs")
-    other = actions.add_parser("compare", help="what changed from report A to report B, and what is noise")
-    other.add_argument("before", type=Path, metavar="A", help="a report.json, or the folder with it")
-    other.add_argument("after", type=Path, metavar="B")
+    other = parser.add_argument_group(
+        "comparing two runs",
+        "What changed from report A to report B, and what is noise; both are a report.json or its folder.",
+    )
+    # No subparser: it would take the value of an option that does not exist for its own name, and say so.
+    other.add_argument("action", nargs="*", metavar="compare A B", help="instead of a measurement")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        if args.action == "compare":
-            print(compare.text(read(args.before), read(args.after)), end="")
-            return 0
+        if args.action:
+            return _compare(args.action)
         return _measure(args)
     except LoadTestError as error:
         print(f"beamline: {error}", file=sys.stderr)
         return NOT_MEASURED
+
+
+def _compare(words: list[str]) -> int:
+    if words[0] != "compare" or len(words) != 3:
+        raise LoadTestError(f"{shlex.join(words)} can't be done; write compare A B, or nothing to measure")
+    print(compare.text(read(Path(words[1])), read(Path(words[2]))), end="")
+    return 0
 
 
 def _measure(args: argparse.Namespace) -> int:
@@ -65,8 +73,8 @@ def _measure(args: argparse.Namespace) -> int:
     plan = _plan(args, arrivals, frozenset(shares_of(gates, limit)))
     workers = workers_for(args, arrivals)
     if args.out is not None:
-        files.prepare(args.out)
-    scraper = Scraper(args.metrics) if args.metrics is not None else None
+        files.prepare(args.out, args.overwrite)
+    scraper = Scraper(args.metrics, token_of(args.token_file)) if args.metrics is not None else None
     live = Live(quiet=args.quiet)
 
     def begin(stage: Arrivals) -> None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from loadtest import units
 from loadtest.errors import LoadTestError
 from loadtest.report.document import Distribution, GateResult, Stage
+from loadtest.summary import fewest
 
+_FEWEST_JUDGED, _SLOWER_JUDGED = 20, 5
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -20,7 +22,15 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 _EXPRESSION = re.compile(r"\s*([a-z_]+_)?(p[0-9.]+|mean|max|throughput|errors|rate)\s*(>=|<=|>|<)\s*(.+?)\s*")
 _LIMIT = re.compile(r"\s*(first_token_|token_gap_)?p([0-9.]+)\s*(?:=|<=|<)\s*(.+?)\s*")
 _PREFIXES = ("", "first_token_", "token_gap_")
-_METRICS = "pNN, mean, max (also with first_token_ or token_gap_ before it), throughput, errors, rate"
+_METRICS = (
+    "pNN, mean or max (also with first_token_ or token_gap_ before it) as p95>500ms, errors as errors>1%, "
+    "throughput or rate as throughput<20/s"
+)
+_VALUES: dict[str, Callable[[str], float]] = {
+    "errors": units.fraction,
+    "throughput": units.per_second,
+    "rate": units.per_second,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Gate:
     def check(self, stage: Stage, found_rate: float | None) -> GateResult:
         measured = self._measured(stage, found_rate)
         if measured is None:  # what can't be measured can't be promised
-            return GateResult(expression=self.expression, measured="nothing", failed=True)
+            return GateResult(expression=self.expression, measured=self._why_nothing(stage), failed=True)
         failed = _COMPARE[self.comparison](measured, self.value)
         return GateResult(expression=self.expression, measured=self._shown(measured), failed=failed)
 
@@ -48,6 +58,15 @@ class Gate:
         if self.metric == "rate":
             return found_rate
         return duration_of(_distribution(stage, self.prefix), self.metric)
+
+    def _why_nothing(self, stage: Stage) -> str:
+        if self.metric == "rate":
+            return "nothing: only --slo searches for a rate"
+        distribution = _distribution(stage, self.prefix) if self.metric != "errors" else None
+        if distribution is None:
+            return "nothing"
+        needed = fewest(float(self.metric[1:]) / 100)
+        return f"nothing: {self.metric} takes at least {needed} requests, and there are {distribution.count}"
 
     def _shown(self, value: float) -> str:
         if self.metric == "errors":
@@ -64,30 +83,38 @@ class Limit:
     share: float
     seconds: float
 
-    def holds(self, stage: Stage) -> bool:
-        measured = duration_of(_distribution(stage, self.prefix), _name(self.share))
-        return measured is not None and measured <= self.seconds
+    @property
+    def metric(self) -> str:
+        return f"{self.prefix}{_name(self.share)}"
+
+    @property
+    def least_requests(self) -> int:
+        """Of a stage that is judged by this: some slower than the percentile, not only the one that makes it."""
+        return max(_FEWEST_JUDGED, _SLOWER_JUDGED * fewest(self.share))
+
+    def measured(self, stage: Stage) -> float | None:
+        return duration_of(_distribution(stage, self.prefix), _name(self.share))
 
 
 def parse_gate(text: str) -> Gate:
     match = _EXPRESSION.fullmatch(text)
     if match is None or (match[1] or "") not in _PREFIXES:
-        raise LoadTestError(f"--fail-if can't be {text!r}; write METRIC>VALUE or METRIC<VALUE with one of {_METRICS}")
+        raise LoadTestError(f"--fail-if can't be {text!r}; write METRIC>VALUE or METRIC<VALUE, with {_METRICS}")
     prefix, metric, comparison, value = match[1] or "", match[2], match[3], match[4]
-    if metric in ("throughput", "rate", "errors"):
-        if prefix:
-            raise LoadTestError(f"--fail-if {text!r}: {metric} takes no {prefix.rstrip('_')}")
-        return Gate(text, prefix, metric, comparison, _number(text, value, percent=metric == "errors"))
+    if metric in _VALUES and prefix:
+        raise LoadTestError(f"--fail-if {text!r}: {metric} takes no {prefix.rstrip('_')}")
     if metric[0] == "p":
         metric = _name(_share(text, metric[1:]))
-    return Gate(text, prefix, metric, comparison, units.seconds(value))
+    return Gate(
+        text, prefix, metric, comparison, _value(f"--fail-if {text!r}", _VALUES.get(metric, units.seconds), value)
+    )
 
 
 def parse_limit(text: str) -> Limit:
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise LoadTestError(f"--slo can't be {text!r}; write p95=500ms")
-    return Limit(text, match[1] or "", _share(text, match[2]), units.seconds(match[3]))
+    return Limit(text, match[1] or "", _share(text, match[2]), _value(f"--slo {text!r}", units.seconds, match[3]))
 
 
 def shares_of(gates: list[Gate], limit: Limit | None) -> set[float]:
@@ -97,14 +124,14 @@ def shares_of(gates: list[Gate], limit: Limit | None) -> set[float]:
 
 
 def duration_of(distribution: Distribution | None, metric: str) -> float | None:
+    """None for what was not measured: a percentile of too few requests is only the maximum by another name."""
     if distribution is None:
         return None
     if metric == "mean":
         return distribution.mean
     if metric == "max":
         return distribution.maximum
-    found = (each.seconds for each in distribution.percentiles if _name(each.share) == metric)
-    return next(found, distribution.maximum)  # too few requests for the percentile: it is at most this
+    return next((each.seconds for each in distribution.percentiles if _name(each.share) == metric), None)
 
 
 def _distribution(stage: Stage, prefix: str) -> Distribution | None:
@@ -125,11 +152,8 @@ def _share(text: str, percent: str) -> float:
     return share
 
 
-def _number(text: str, value: str, percent: bool) -> float:
-    scale = 1.0
-    if percent and value.endswith("%"):
-        value, scale = value[:-1].strip(), 0.01
+def _value(where: str, parse: Callable[[str], float], text: str) -> float:
     try:
-        return float(value.removesuffix("/s")) * scale
-    except ValueError:
-        raise LoadTestError(f"{text!r}: {value!r} is no number") from None
+        return parse(text)
+    except LoadTestError as error:
+        raise LoadTestError(f"{where}: {error}") from None

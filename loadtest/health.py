@@ -17,7 +17,7 @@ _WORKER_LIMIT = 0.9  # of a core: beyond it, sending waits for computing
 _LAG_LIMIT = 0.002  # seconds; lateness that would show in a fast server's p99 ...
 _LAG_SHARE = 0.05  # ... but not in a slow one's
 _MACHINE_LIMIT, _OWN_LIMIT = 0.95, 0.2  # of all cores: in use, and by us. A server beside us then waits for us
-_SHARES = {0.5: "half", 0.99: "1 %"}  # percentiles, and the part of all requests that is at least as late
+_FEWEST_LATE = 5  # requests; one or two are late on any machine that has something else to do, too
 
 
 def judged(
@@ -35,17 +35,20 @@ def judged(
     reasons = []
     if busiest > _WORKER_LIMIT:
         reasons.append(f"a worker process used {units.share(busiest)} of a core; try more --workers or a lower rate")
-    if machine_busy is not None and machine_busy > _MACHINE_LIMIT and own > _OWN_LIMIT:
+    crowded = machine_busy is not None and machine_busy > _MACHINE_LIMIT and own > _OWN_LIMIT
+    if machine_busy is not None and crowded:
         reasons.append(
             f"this machine's cores were {units.share(machine_busy)} busy, {units.share(own)} with this tool; "
             "a server on it waits for them"
         )
-    for share, part in _SHARES.items():
-        lag = _percentile(send_lags, share)
-        if lag is not None and lag > _limit(latencies, share):
-            reasons.append(f"{part} of the requests were sent {units.duration(lag)} late or later")
-    if loop_p99 is not None and loop_p99 > _limit(latencies, 0.99):
-        reasons.append(f"the event loop was {units.duration(loop_p99)} late or later 1 % of the time")
+    for share, lag in _late(send_lags, 0.5, 0.99).items():
+        if lag > _limit(latencies, share):
+            reasons.append(f"{units.share(1 - share)} of the requests were sent {units.duration(lag)} late or later")
+    for share, lag in _late(loop_lags, 0.99).items():
+        if lag > _limit(latencies, share):
+            reasons.append(
+                f"the event loop was {units.duration(lag)} late or later {units.share(1 - share)} of the time"
+            )
     return ClientHealth(
         saturated=bool(reasons),
         reasons=tuple(reasons),
@@ -55,7 +58,16 @@ def judged(
         loop_lag_p99=loop_p99,
         busiest_worker=busiest,
         machine_busy=machine_busy,
+        crowded=crowded,
     )
+
+
+def _late(lags: NDArray[np.float64], *shares: float) -> dict[float, float]:
+    """The lag at each percentile, or at the highest below it that enough of them exceed; nothing if that is not even
+    half of them."""
+    highest = 1 - _FEWEST_LATE / max(len(lags), 1)
+    found = {share: _percentile(lags, share) for share in (min(share, highest) for share in shares) if share >= 0.5}
+    return {share: lag for share, lag in found.items() if lag is not None}
 
 
 def _limit(latencies: NDArray[np.float64], share: float) -> float:

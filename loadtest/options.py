@@ -72,7 +72,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     when.add_argument("--clients", type=_count, metavar="N", help="a closed loop: each waits for its answer")
     when.add_argument("--think", type=_duration, default=0.0, metavar="T", help="between answer and question (0)")
     when.add_argument("--trace", type=Path, metavar="F", help='JSON lines with "time", "text", "model", "options"')
-    when.add_argument("--speed", type=_rate, default=1.0, metavar="X", help="of the trace (1)")
+    when.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="of the trace (1)")
     when.add_argument("--duration", type=_duration, metavar="T", help="measured, of a stage (30s; a trace's own)")
     when.add_argument("--warmup", type=_duration, metavar="T", help="sent before, not measured (3s; none of a trace)")
     when.add_argument("--sweep", type=_rates, metavar="R,R,...", help="one stage for each rate")
@@ -110,6 +110,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
     result = parser.add_argument_group("the result")
     result.add_argument("--out", type=Path, metavar="DIR", help="for report.json, .html and .md, and requests.csv")
+    result.add_argument("--overwrite", action="store_true", help="the report that --out already holds")
     result.add_argument("--title", metavar="TEXT", help="of the report")
     result.add_argument("--fail-if", action="append", default=[], metavar='"p95>500ms"', help="exit with 1 then")
     result.add_argument(
@@ -236,15 +237,20 @@ def _lengths(text: str) -> Lengths:
     )
 
 
-def _duration(text: str) -> float:
+def _read(parse: Callable[[str], float], text: str) -> float:
+    """Our own sentence: argparse would name the function that failed."""
     try:
-        return units.seconds(text)
+        return parse(text)
     except LoadTestError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _duration(text: str) -> float:
+    return _read(units.seconds, text)
+
+
 def _rate(text: str) -> float:
-    value = float(text.removesuffix("/s"))
+    value = _read(units.per_second, text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
     return value
@@ -252,6 +258,16 @@ def _rate(text: str) -> float:
 
 def _rates(text: str) -> list[float]:
     return [_rate(part) for part in text.split(",")]
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed; write a number greater than 0, as 2 or 0.5")
+    return value
 
 
 def _burst(text: str) -> tuple[float, float]:
@@ -263,14 +279,10 @@ def _burst(text: str) -> tuple[float, float]:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too small: at least 1")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; write a whole number from 1 on")
+    return int(text)
 
 
 def _share(text: str) -> float:
-    value = float(text.removesuffix("%")) / 100
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share: 0% to 100%")
-    return value
+    return _read(units.fraction, text)

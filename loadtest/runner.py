@@ -86,9 +86,11 @@ class Runner:
 
 def holds_limit(stage: Stage, limit: Limit, allowed_errors: float) -> bool:
     """A queue that grows all the time holds a limit only because the stage was short."""
+    measured = limit.measured(stage)
     return (
         stage.stopped is None
-        and limit.holds(stage)
+        and measured is not None
+        and measured <= limit.seconds
         and stage.failed <= allowed_errors * stage.sent
         and kept_up(stage, stage.seconds)
     )

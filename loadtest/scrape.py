@@ -38,10 +38,13 @@ class Reading:
 
 
 class Scraper:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str | None = None) -> None:
         self._url = f"{'' if '://' in address else 'http://'}{address}"
         if not self._url.endswith("/metrics"):
             self._url = self._url.rstrip("/") + "/metrics"
+        self._request = urllib.request.Request(self._url)
+        if token is not None:  # for this server only, wherever it may point us to
+            self._request.add_unredirected_header("Authorization", f"Bearer {token}")
         self._readings: list[Reading] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
@@ -51,6 +54,9 @@ class Scraper:
         """Once for all stages. A wrong address is told now, not after the run."""
         try:
             self._read()
+        except urllib.error.HTTPError as error:
+            advice = "; give the server's token with --token-file" if error.code in (401, 403) else ""
+            raise LoadTestError(f"there are no metrics at {self._url}: {error}{advice}") from error
         except (OSError, ValueError) as error:
             raise LoadTestError(f"there are no metrics at {self._url}: {error}") from error
         self._thread.start()
@@ -71,7 +77,7 @@ class Scraper:
                 self.failures += 1  # a server that dies in the middle is told by its requests
 
     def _read(self) -> None:
-        with urllib.request.urlopen(self._url, timeout=_TIMEOUT) as response:
+        with urllib.request.urlopen(self._request, timeout=_TIMEOUT) as response:
             text = response.read().decode()
         self._readings.append(Reading(time.monotonic(), parsed(text)))
 

@@ -51,6 +51,7 @@ def stage_of(
     measured = outcome.records.within(window.begin, window.end)
     rows = measured.rows
     lags = np.asarray(rows["sent"] - rows["intended"]) if open_loop else np.empty(0)
+    client = health.judged(outcome.health, lags, measured.latency[rows["status"] == OK], machine_busy)
     return Stage(
         arrivals=str(arrivals),
         open_loop=open_loop,
@@ -61,8 +62,8 @@ def stage_of(
         timeline=timeline(outcome.records, end),
         server=server_samples(readings, outcome.start),
         server_times=server_times([each for each in readings if each.at >= outcome.start + window.begin]),
-        client=health.judged(outcome.health, lags, measured.latency[rows["status"] == OK], machine_busy),
-        notes=tuple(_notes(numbers, window, open_loop, machine_busy)),
+        client=client,
+        notes=tuple(_notes(numbers, window, open_loop, None if client.crowded else machine_busy)),
         stopped=outcome.stopped,
     )
 

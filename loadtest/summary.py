@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -100,6 +101,11 @@ def numbers_of(records: Records, window: Window, shares: Iterable[float] = SHARE
     )
 
 
+def fewest(share: float) -> int:
+    """How many requests a percentile takes at least: with fewer, none is slower than it."""
+    return math.ceil(_NEEDED_BEYOND / (1 - share) - 1e-6)
+
+
 def finished_in(records: Records, window: Window) -> NDArray[np.void]:
     """Good answers that came in this time, whenever they were asked for: what throughput counts."""
     rows = records.rows
@@ -121,7 +127,7 @@ def distribution(
     percentiles = []
     for share in shares:
         rank = max(int(np.ceil(share * len(values))) - 1, 0)
-        if len(values) - 1 - rank < _NEEDED_BEYOND:
+        if len(values) < fewest(share):
             continue
         place = order[rank]
         percentiles.append(

@@ -7,17 +7,41 @@ import re
 
 from loadtest.errors import LoadTestError
 
-_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?|\.[0-9]+"
 _DURATION = re.compile(rf"({_NUMBER})\s*([a-zµ]*)")
+_PERCENT = re.compile(rf"({_NUMBER})\s*(%?)")
+_PER_SECOND = re.compile(rf"({_NUMBER})\s*(?:/\s*s)?")
 
 
 def seconds(text: str) -> float:
-    """`500ms`, `2s`, `1.5m`; a bare number is seconds."""
+    """`500ms`, `2s`, `1.5m`; a bare number only if it is 0: who writes 500 may mean milliseconds, and never notice."""
     match = _DURATION.fullmatch(text.strip())
-    if match is None or match[2] not in _SECONDS:
-        raise LoadTestError(f"{text!r} is no duration; write 500ms, 2s or 1.5m")
-    return float(match[1]) * _SECONDS[match[2]]
+    if match is not None and match[2] in _SECONDS:
+        return float(match[1]) * _SECONDS[match[2]]
+    if match is not None and not match[2]:
+        if float(match[1]) == 0:
+            return 0.0
+        raise LoadTestError(f"{text!r} needs a unit (us, ms, s, m or h); write {match[1]}ms or {match[1]}s")
+    raise LoadTestError(f"{text!r} is no duration; write 500ms, 2s or 1.5m")
+
+
+def fraction(text: str) -> float:
+    """`1%` is 0.01; a bare number only if it is 0: 1 could be all of them."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None or float(match[1]) > 100:
+        raise LoadTestError(f"{text!r} is no share; write 0% to 100%")
+    if not match[2] and float(match[1]) != 0:
+        raise LoadTestError(f"{text!r} needs a unit; write {match[1]}%")
+    return float(match[1]) / 100
+
+
+def per_second(text: str) -> float:
+    """`5` or `5/s`: here there is only one unit that it could be."""
+    match = _PER_SECOND.fullmatch(text.strip())
+    if match is None:
+        raise LoadTestError(f"{text!r} is no rate; write 5 or 5/s")
+    return float(match[1])
 
 
 def duration(value: float | None) -> str:

@@ -11,9 +11,13 @@ from loadtest.report.document import Report
 from loadtest.report.markdown import markdown
 from loadtest.report.page import page
 
+_REPORT = "report.json"
 
-def prepare(folder: Path) -> None:
-    """Before the run: nobody wants to learn after an hour that nothing can be written."""
+
+def prepare(folder: Path, overwrite: bool = False) -> None:
+    """Before the run: nobody wants to learn after an hour that nothing can be written, or that the last one is gone."""
+    if (folder / _REPORT).exists() and not overwrite:
+        raise LoadTestError(f"{folder} holds a report already; name another folder with --out, or give --overwrite")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"
@@ -24,7 +28,7 @@ def prepare(folder: Path) -> None:
 
 
 def write(folder: Path, report: Report, records: Sequence[Records]) -> None:
-    (folder / "report.json").write_text(report.model_dump_json() + "\n", encoding="utf-8")
+    (folder / _REPORT).write_text(report.model_dump_json() + "\n", encoding="utf-8")
     (folder / "report.html").write_text(page(report), encoding="utf-8")
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
     write_csv(folder / "requests.csv", enumerate(records, start=1))

@@ -68,7 +68,7 @@ class Measurements:
     def load(self, target: str, *arguments: str) -> Report:
         out = self.folder / "out"
         command = beamline("loadtest", "--target", target, "--texts", str(self.texts), "--out", str(out), "--quiet")
-        command += ["--options", f"beam_size={self.options.beam}", "--workers", "1", *arguments]
+        command += ["--options", f"beam_size={self.options.beam}", "--workers", "1", "--overwrite", *arguments]
         subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=False)
         return read(out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest import command
 from loadtest.arrivals import Poisson
+from loadtest.errors import LoadTestError
 from loadtest.report.document import read
+from loadtest.report.files import prepare
 from tests.loadtest.doubles import closed_port, echo_server, latency_of, self_signed, silent_listener
 from tests.support.processes import (
     PATIENCE,
@@ -152,6 +156,9 @@ def test_texts_options_and_models_are_mixed(server: ServerProcess, tmp_path: Pat
     [
         (("--target", "localhost"), "write HOST:PORT"),
         (("--fail-if", "speed>3"), "--fail-if can't be"),
+        (("--fail-if", "p95>500"), "--fail-if 'p95>500': '500' needs a unit"),
+        (("compare", "/nowhere.json"), "write compare A B"),
+        (("measure",), "write compare A B"),
         (("--slo", "fast"), "write p95=500ms"),
         (("--clients", "2", "--sweep", "1,2"), "exclude each other"),
         (("--options", "beams=4"), "there is no option 'beams'"),
@@ -168,6 +175,37 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], sentence: str) -> 
     assert sentence in found.stderr
     assert found.stderr.startswith("beamline: ")
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--bogus", "3"), "unrecognized arguments: --bogus"),
+        (("--sweep", "5,a"), "argument --sweep: 'a' is no rate; write 5 or 5/s"),
+        (("--workers", "two"), "argument --workers: 'two' is no count; write a whole number from 1 on"),
+        (("--speed", "fast"), "argument --speed: 'fast' is no speed"),
+        (("--allow-errors", "100"), "argument --allow-errors: '100' needs a unit; write 100%"),
+        (("--deadline", "500"), "argument --deadline: '500' needs a unit (us, ms, s, m or h); write 500ms or 500s"),
+    ],
+)
+def test_what_can_not_be_read_is_told(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_report_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("of an hour's work")
+    with pytest.raises(LoadTestError, match="holds a report already; name another folder with --out, or give --ov"):
+        prepare(tmp_path)
+    assert (tmp_path / "report.json").read_text() == "of an hour's work"
+    prepare(tmp_path, overwrite=True)
+    prepare(tmp_path / "new")
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -207,6 +245,22 @@ def test_tls_and_tokens(tmp_path: Path) -> None:
         refused = loadtest(*trusted, "--token-file", str(tmp_path / "wrong"))
         assert refused.returncode == 2
         assert "who are you? (UNAUTHENTICATED)" in refused.stderr
+
+
+@pytest.mark.full
+def test_metrics_that_need_the_token(tmp_path: Path) -> None:
+    made = run_beamline("token", "reader", "--file", str(tmp_path / "tokens.toml"))
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "token").write_text(made.stdout)
+    guarded = ("--fake", "--tokens", str(tmp_path / "tokens.toml"), "--metrics-need-token")
+    with serving(tmp_path / "log.txt", *guarded) as server:
+        where = ("--target", server.grpc, "--metrics", server.http, *SHORT)
+        found = loadtest(*where, "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "out"))
+        assert found.returncode == 0, found.stderr
+        assert read(tmp_path / "out").stages[0].server
+        unknown = loadtest(*where)
+        assert unknown.returncode == 2
+        assert "give the server's token with --token-file" in unknown.stderr
 
 
 @pytest.mark.full

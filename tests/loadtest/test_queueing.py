@@ -120,7 +120,11 @@ def stalled(tmp_path: Path, seconds: float, *arguments: str) -> Stage:
     with serving(tmp_path / "log.txt", "--fake", "--fake-step-ms", "2", "--fake-slots", "32") as server:
         command = beamline("loadtest", "--target", server.grpc, "--out", str(out), "--lengths", f"fixed:{LENGTH}")
         with subprocess.Popen(
-            [*command, "--quiet", *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment()
+            [*command, "--quiet", "--overwrite", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment(),
         ) as client:
             # The first one is asked before the run begins, to see that all is well.
             eventually(lambda: server.metrics()("beamline_requests_total", outcome="ok") >= 5, "the run goes on")

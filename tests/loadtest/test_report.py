@@ -5,7 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+import threading
+import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -163,6 +167,42 @@ def test_occupancy_is_of_the_time_between_two_readings():
     assert [(sample.at, sample.queue_length) for sample in samples] == [(0, 0), (0.5, 3), (1.0, 0)]
     times = server_times(readings)[0]
     assert (times.steps, times.mean_step_seconds, times.mean_occupancy) == (10, 0.05, 1.0)
+
+
+class _Guarded(BaseHTTPRequestHandler):
+    """Metrics for those who know the word; the others are sent elsewhere or away."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        token = self.headers.get("Authorization")
+        self.asked.append((self.path, token))
+        if self.path == "/moved/metrics":
+            self.send_response(302)
+            self.send_header("Location", "/metrics")
+        else:
+            self.send_response(200 if token == "Bearer sesame" else 401)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_the_token_is_shown_to_the_metrics_too():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        known = Scraper(address, "sesame")
+        known.start()
+        known.stop()
+        assert len(known.between(0, time.monotonic())) == 1
+        with pytest.raises(LoadTestError, match=r"HTTP Error 401: .*; give the server's token with --token-file"):
+            Scraper(address).start()
+        with pytest.raises(LoadTestError, match="HTTP Error 401"):
+            Scraper(f"{address}/moved", "sesame").start()
+        assert _Guarded.asked[-1] == ("/metrics", None)  # who is sent elsewhere does not take the token along
+        server.shutdown()
 
 
 def test_a_wrong_metrics_address_is_told_before_the_run():
