@@ -77,8 +77,8 @@ def _measure(args: argparse.Namespace) -> int:
     scraper = Scraper(args.metrics, token_of(args.token_file)) if args.metrics is not None else None
     live = Live(quiet=args.quiet)
 
-    def begin(stage: Arrivals) -> None:
-        live.begin(str(stage), plan.duration)
+    def begin(stage: Arrivals, seconds: float) -> None:
+        live.begin(str(stage), seconds)
 
     def end(stage: Stage) -> None:
         live.end()
@@ -165,7 +165,8 @@ def _report(
         stages=stages,
         search=run.search,
         gates=tuple(_checked(gates, run)),
-        complete=run.stopped is None,
+        complete=run.complete,
+        not_run=tuple(str(each) for each in run.not_run),
     )
 
 

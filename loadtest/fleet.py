@@ -41,7 +41,7 @@ _START_DELAY = 0.2  # seconds; until then every worker has its order
 _QUIT_SECONDS = 5.0
 _SPAWN_SECONDS = 60.0
 _FEWEST_FAILURES = 3  # fewer may be bad luck of a slow run
-_INTERRUPTED = "interrupted"
+INTERRUPTED = "interrupted"
 
 Watch = Callable[[Progress], None]
 
@@ -52,7 +52,8 @@ class StageOutcome:
     health: tuple[WorkerHealth, ...]
     start: float  # by time.monotonic
     sending_ended: float  # in seconds from the start
-    stopped: str | None  # why it ended before its time
+    stopped: str | None = None  # why it ended before its time
+    lost: bool = False  # because the server gave no good answer any more
 
 
 class Fleet:
@@ -70,6 +71,7 @@ class Fleet:
         done: list[StageDone] = []
         waiting = set(self._pipes)
         stopped: str | None = None
+        gone = False
         while waiting:
             try:
                 for pipe in cast("list[Pipe]", wait(list(waiting), timeout=1.0)):
@@ -85,16 +87,16 @@ class Fleet:
                         waiting.discard(pipe)
                         self._stop(waiting)
             except KeyboardInterrupt:
-                if stopped == _INTERRUPTED:
+                if stopped == INTERRUPTED:
                     raise
-                stopped = _INTERRUPTED
+                stopped = INTERRUPTED
                 self._stop(waiting)
             if stopped is None and (reason := lost.reason()) is not None:
-                stopped = reason
+                stopped, gone = reason, True
                 self._stop(waiting)
         health = tuple(each.health for each in done)
         ended = max((each.wall_seconds for each in health), default=0.0)
-        return StageOutcome(joined([each.records for each in done]), health, start, ended, stopped)
+        return StageOutcome(joined([each.records for each in done]), health, start, ended, stopped, gone)
 
     def _orders(self, arrivals: Arrivals, start: float, duration: float, seed: int) -> Iterator[Order]:
         workers = len(self._pipes)

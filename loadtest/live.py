@@ -10,7 +10,7 @@ from typing import TextIO
 
 from loadtest import histogram, units
 from loadtest.messages import Progress
-from loadtest.record import OK, STATUS_NAMES
+from loadtest.record import OK, STATUS_NAMES, UNFINISHED
 
 _WINDOW = 5.0  # seconds that the numbers are of
 _REDRAW = 0.2
@@ -43,7 +43,9 @@ class Live:
         self._in_flight[progress.worker] = progress.in_flight
         while self._recent[0][0] < now - _WINDOW:
             self._recent.popleft()
-        self._errors.update({status: count for status, count in progress.statuses.items() if status != OK})
+        self._errors.update(
+            {status: count for status, count in progress.statuses.items() if status not in (OK, UNFINISHED)}
+        )
         if not self._quiet and now - self._drawn >= (_REDRAW if self._terminal else _LOG_EVERY):
             self._drawn = now
             self._write(self.line(now))

@@ -20,7 +20,7 @@ ROW = np.dtype(
     [
         ("number", np.int64),
         ("model", np.uint16),  # index into Records.models
-        ("status", np.uint8),  # gRPC's number
+        ("status", np.uint8),  # gRPC's number, or UNFINISHED
         ("intended", np.float64),
         ("sent", np.float64),
         ("finished", np.float64),
@@ -34,9 +34,9 @@ GAP = np.dtype([("intended", np.float64), ("gap", np.float64)])  # between two t
 Rows = NDArray[np.void]
 
 OK = grpc.StatusCode.OK.value[0]
-CANCELLED = grpc.StatusCode.CANCELLED.value[0]
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-STATUS_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
+UNFINISHED = 255  # none of gRPC's: there was no answer yet when the run was stopped
+STATUS_NAMES = {**{code.value[0]: code.name for code in grpc.StatusCode}, UNFINISHED: "UNFINISHED"}
 
 _CHUNK = 4096
 

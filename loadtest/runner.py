@@ -10,22 +10,21 @@ from loadtest.fleet import Fleet, Watch
 from loadtest.gate import Limit
 from loadtest.report.document import SearchResult, Stage
 from loadtest.scrape import Scraper
-from loadtest.search import Bounds, Verdict, highest_rate
-from loadtest.stage import Measured, Plan, kept_up, measure
+from loadtest.search import Bounds, Outcome, Verdict, highest_rate
+from loadtest.stage import Measured, Plan, measure
+from loadtest.verdict import judged
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     measured: tuple[Measured, ...]
+    complete: bool  # nothing was stopped before its end
     search: SearchResult | None = None
-
-    @property
-    def stopped(self) -> str | None:
-        return self.measured[-1].stage.stopped if self.measured else None
+    not_run: tuple[Arrivals, ...] = ()
 
 
 class Runner:
-    """`begin` is told of every stage before it runs, `end` after it."""
+    """`begin` is told of every stage and its seconds before it runs, `end` after it."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class Runner:
         plan: Plan,
         scraper: Scraper | None,
         watch: Watch,
-        begin: Callable[[Arrivals], None],
+        begin: Callable[[Arrivals, float], None],
         end: Callable[[Stage], None],
     ) -> None:
         self._fleet = fleet
@@ -45,26 +44,25 @@ class Runner:
         self._measured: list[Measured] = []
 
     def single(self, arrivals: Arrivals) -> Run:
-        self._stage(arrivals)
-        return Run(tuple(self._measured))
+        stage = self._stage(arrivals, self._plan)
+        return Run(tuple(self._measured), stage.stopped is None)
 
     def sweep(self, arrivals: Arrivals, rates: Sequence[float]) -> Run:
-        for rate in rates:
-            if self._stage(at_rate(arrivals, rate)).stopped is not None:
-                break
-        return Run(tuple(self._measured))
+        left = [at_rate(arrivals, rate) for rate in rates]
+        complete = True
+        while left and complete:
+            complete = self._stage(left.pop(0), self._plan).stopped is None
+        return Run(tuple(self._measured), complete, not_run=tuple(left))
 
     def search(self, arrivals: Arrivals, limit: Limit, allowed_errors: float, bounds: Bounds) -> Run:
         stage_at: dict[float, int] = {}
 
         def verdict(rate: float) -> Verdict:
-            stage = self._stage(at_rate(arrivals, rate))
-            holds = holds_limit(stage, limit, allowed_errors)
-            if holds:
+            stage = self._stage(at_rate(arrivals, rate), self._plan.of_at_least(limit.least_requests, rate))
+            found = judged(stage, limit, allowed_errors)
+            if found.outcome is Outcome.HELD:
                 stage_at[rate] = len(self._measured) - 1
-            # Too much load is what the search is after; only who is interrupted wants no other stage.
-            abandoned = stage.stopped is not None and not stage.ok
-            return Verdict(holds, stage.client.saturated, abandoned or stage.stopped == "interrupted")
+            return found
 
         found = highest_rate(verdict, bounds)
         result = SearchResult(
@@ -73,24 +71,13 @@ class Runner:
             stage=stage_at.get(found.rate) if found.rate is not None else None,
             limited_by_client=found.limited_by_client,
             exhausted=found.exhausted,
+            conclusion=found.conclusion(limit.expression),
         )
-        return Run(tuple(self._measured), result)
+        return Run(tuple(self._measured), not found.abandoned, result)
 
-    def _stage(self, arrivals: Arrivals) -> Stage:
-        self._begin(arrivals)
-        measured = measure(self._fleet, arrivals, self._plan, self._scraper, self._watch)
+    def _stage(self, arrivals: Arrivals, plan: Plan) -> Stage:
+        self._begin(arrivals, plan.duration)
+        measured = measure(self._fleet, arrivals, plan, self._scraper, self._watch)
         self._measured.append(measured)
         self._end(measured.stage)
         return measured.stage
-
-
-def holds_limit(stage: Stage, limit: Limit, allowed_errors: float) -> bool:
-    """A queue that grows all the time holds a limit only because the stage was short."""
-    measured = limit.measured(stage)
-    return (
-        stage.stopped is None
-        and measured is not None
-        and measured <= limit.seconds
-        and stage.failed <= allowed_errors * stage.sent
-        and kept_up(stage, stage.seconds)
-    )

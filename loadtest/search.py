@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
+
+from loadtest import units
+
+_HALVINGS = 4  # of the first rate, if it does not hold; a stage at a low rate takes long
+
+
+class Outcome(Enum):
+    HELD = auto()
+    MISSED = auto()
+    UNSURE = auto()  # missed, but the load tester was itself the bottleneck: it says little about the server
+    UNKNOWN = auto()  # there is nothing to judge by
+    ABANDONED = auto()  # interrupted, or the server is lost: no further stage makes sense
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    holds: bool
-    client_saturated: bool = False  # it says nothing about the server then
-    abandoned: bool = False  # interrupted, or the server is lost: no further stage makes sense
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    rate: float | None
-    limited_by_client: bool = False
-    exhausted: bool = False
+    outcome: Outcome
+    why: str = ""  # goes on after "at 80/s "
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,39 @@ class Bounds:
     first: float
     largest: float
     precision: float = 0.05  # two rates that differ by less are the same
-    stages: int = 20  # at most
-    smallest: float = 0.1
+    stages: int = 30  # at most
+
+    @property
+    def smallest(self) -> float:
+        return self.first / float(2**_HALVINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    rate: float | None  # the highest that held
+    confirmed: bool  # it did so twice
+    exhausted: bool  # it is the largest that may be tried
+    wall: float | None  # the lowest that did not
+    last: Verdict | None  # on the wall; or why the search ended before its time
+
+    @property
+    def limited_by_client(self) -> bool:
+        return self.last is not None and self.last.outcome is Outcome.UNSURE
+
+    @property
+    def abandoned(self) -> bool:
+        return self.last is not None and self.last.outcome is Outcome.ABANDONED
+
+    def conclusion(self, limit: str) -> str:
+        """One sentence for people."""
+        ended = self.last is not None and self.last.outcome in (Outcome.ABANDONED, Outcome.UNKNOWN)
+        wall = f"at {units.rate(self.wall)} {self.last.why}" if self.last is not None else ""
+        if self.rate is None:
+            return f"nothing is known of {limit}: {wall}" if ended else f"no rate held {limit}: {wall}"
+        held = f"{limit} holds up to {units.rate(self.rate)}" + ("" if self.confirmed else " (seen once)")
+        if self.exhausted:
+            return f"{held}, the highest that was tried (--max-rate)"
+        return f"{held}, as far as was searched: {wall}" if ended else "; ".join(filter(None, (held, wall)))
 
 
 def highest_rate(measure: Callable[[float], Verdict], bounds: Bounds) -> Found:
@@ -41,40 +77,51 @@ class _Search:
         self._measure = measure
         self._bounds = bounds
         self._held: dict[float, int] = {}  # how many times
-        self._failed = float("inf")  # the lowest rate that failed
+        self._wall: float | None = None
+        self._last: Verdict | None = None
         self._left = bounds.stages
-        self._limited = False
 
     def run(self) -> Found:
-        rate = self._bounds.first
-        while self._left:
-            self._left -= 1
-            verdict = self._measure(rate)
-            if verdict.abandoned:
-                break
-            if verdict.holds:
+        rate: float | None = self._bounds.first
+        while rate is not None and self._left:
+            verdict = self._judged(rate)
+            if verdict.outcome is Outcome.HELD:
                 self._held[rate] = self._held.get(rate, 0) + 1
             else:
-                # A client that is too slow is a wall as well, only not the server's.
-                self._limited = verdict.client_saturated
-                self._failed = rate
+                self._wall, self._last = rate, verdict
+                # Who is interrupted at a rate that held before has not disproved it.
+                if verdict.outcome in (Outcome.ABANDONED, Outcome.UNKNOWN):
+                    break
                 self._held = {held: times for held, times in self._held.items() if held < rate}
-            following = self._next()
-            if following is None:
-                break
-            rate = following
+            rate = self._next()
         best = max(self._held, default=None)
-        return Found(best, self._limited, best is not None and best >= self._bounds.largest)
+        return Found(
+            rate=best,
+            confirmed=best is not None and self._held[best] > 1,
+            exhausted=best is not None and best >= self._bounds.largest,
+            wall=self._wall,
+            last=self._last,
+        )
+
+    def _judged(self, rate: float) -> Verdict:
+        """A stage in which something else than the server was slow gets a second chance: it may have been bad luck."""
+        self._left -= 1
+        verdict = self._measure(rate)
+        if verdict.outcome in (Outcome.UNSURE, Outcome.UNKNOWN) and self._left:
+            self._left -= 1
+            verdict = self._measure(rate)
+        return verdict
 
     def _next(self) -> float | None:
         best = max(self._held, default=None)
         if best is None:
-            lower = self._failed / 2
+            assert self._wall is not None, "whatever did not hold is a wall"
+            lower = self._wall / 2
             return lower if lower >= self._bounds.smallest else None
-        if self._failed == float("inf"):
+        if self._wall is None:
             if best < self._bounds.largest:
                 return min(2 * best, self._bounds.largest)
-        elif self._failed / best > 1 + self._bounds.precision:
-            return float((self._failed * best) ** 0.5)
+        elif self._wall / best > 1 + self._bounds.precision:
+            return float((self._wall * best) ** 0.5)
         # Once may have been luck.
         return best if self._held[best] < 2 else None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from loadtest import health, units
+from loadtest import health
 from loadtest.arrivals import Arrivals, ClosedLoop, offered_rate
 from loadtest.fleet import Fleet, StageOutcome, Watch
+from loadtest.notes import notes_of
 from loadtest.record import OK, Records
 from loadtest.report.document import ServerSample, ServerTimes, Stage
 from loadtest.scrape import Reading, Scraper
-from loadtest.summary import Numbers, Window, numbers_of, timeline
-
-_BUSY = 0.97  # of all cores; a server that computes may well use them up, so it is no fault, but good to know
-_BACKLOG = 0.1  # of the requests; more of them without an answer, and the server was left behind
+from loadtest.summary import Numbers, Window, numbers_of, statuses_of, timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +23,10 @@ class Plan:
     warmup: float
     seed: int
     shares: frozenset[float] = field(default_factory=frozenset)  # percentiles that gates ask for
+
+    def of_at_least(self, requests: int, rate: float) -> Plan:
+        """Longer, if so many would not be measured otherwise."""
+        return replace(self, duration=max(self.duration, self.warmup + requests / rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,16 @@ def measure(fleet: Fleet, arrivals: Arrivals, plan: Plan, scraper: Scraper | Non
 def stage_of(
     outcome: StageOutcome, arrivals: Arrivals, plan: Plan, scraper: Scraper | None, machine_busy: float | None
 ) -> Stage:
-    # A run that was stopped is measured up to there.
-    end = plan.duration if outcome.stopped is None else min(plan.duration, outcome.sending_ended)
+    ended = plan.duration if outcome.stopped is None else min(plan.duration, outcome.sending_ended)
+    end = min(ended, _last_answer(outcome.records)) if outcome.lost else ended
     window = Window(min(plan.warmup, end), end)
     numbers = numbers_of(outcome.records, window, plan.shares)
-    readings = scraper.between(outcome.start, outcome.start + end) if scraper is not None else []
+    readings = scraper.between(outcome.start, outcome.start + ended) if scraper is not None else []
     open_loop = not isinstance(arrivals, ClosedLoop)
     measured = outcome.records.within(window.begin, window.end)
     rows = measured.rows
     lags = np.asarray(rows["sent"] - rows["intended"]) if open_loop else np.empty(0)
+    bins = timeline(outcome.records, ended)
     client = health.judged(outcome.health, lags, measured.latency[rows["status"] == OK], machine_busy)
     return Stage(
         arrivals=str(arrivals),
@@ -59,13 +62,22 @@ def stage_of(
         warmup=window.begin,
         seconds=window.seconds,
         **{name: getattr(numbers, name) for name in Numbers.__dataclass_fields__},
-        timeline=timeline(outcome.records, end),
+        after=statuses_of(outcome.records.within(end, math.inf)) if outcome.lost else (),
+        timeline=bins,
         server=server_samples(readings, outcome.start),
-        server_times=server_times([each for each in readings if each.at >= outcome.start + window.begin]),
+        server_times=server_times([each for each in readings if window.begin <= each.at - outcome.start <= window.end]),
         client=client,
-        notes=tuple(_notes(numbers, window, open_loop, None if client.crowded else machine_busy)),
+        notes=tuple(
+            notes_of(outcome, numbers, window, bins, plan.shares, open_loop, None if client.crowded else machine_busy)
+        ),
         stopped=outcome.stopped,
     )
+
+
+def _last_answer(records: Records) -> float:
+    """When a server that was lost gave its last good one: what came after is no measurement of it any more."""
+    good = records.rows["finished"][records.rows["status"] == OK]
+    return float(good.max()) if len(good) else math.inf
 
 
 def server_samples(readings: list[Reading], start: float) -> tuple[ServerSample, ...]:
@@ -106,27 +118,3 @@ def server_times(readings: list[Reading]) -> tuple[ServerTimes, ...]:
             )
         )
     return tuple(found)
-
-
-def kept_up(numbers: Numbers | Stage, seconds: float) -> bool:
-    """Whether about as many answers came as requests were sent. Those that were under way at the end are no backlog."""
-    if numbers.latency is None:
-        return True
-    under_way = numbers.ok / seconds * numbers.latency.minimum  # what an unhurried server has in hand at any moment
-    missing = numbers.ok - numbers.throughput * seconds
-    return missing <= _BACKLOG * numbers.ok + under_way
-
-
-def _notes(numbers: Numbers, window: Window, open_loop: bool, machine_busy: float | None) -> Iterable[str]:
-    if not open_loop:
-        yield "closed loop: while the server is slow the clients ask less, so its worst times weigh little here"
-    timeouts = sum(each.count for each in numbers.statuses if each.status == "DEADLINE_EXCEEDED")
-    if timeouts:
-        yield f"{timeouts} requests were given up at their deadline; they count as having taken as long, at least"
-    if open_loop and not kept_up(numbers, window.seconds):
-        answered, offered = units.rate(numbers.throughput), units.rate(numbers.sent / window.seconds)
-        yield f"the server did not keep up ({answered} of {offered}): its latency grows as long as this goes on"
-    if machine_busy is not None and machine_busy > _BUSY:
-        yield f"this machine's cores were {units.share(machine_busy)} busy; a server on it shares them with this tool"
-    if numbers.latency is not None and all(each.interval is None for each in numbers.latency.percentiles):
-        yield "too short for confidence intervals"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from loadtest import bootstrap, histogram
 from loadtest.bootstrap import Block, Resampled
-from loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, Records
+from loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Records
 from loadtest.report.document import (
     BlockCounts,
     CurvePoint,
@@ -56,6 +56,8 @@ class Numbers:
     sent: int
     ok: int
     failed: int
+    unfinished: int
+    sent_rate: float
     throughput: float
     throughput_interval: Interval | None
     source_tokens_rate: float
@@ -84,7 +86,9 @@ def numbers_of(records: Records, window: Window, shares: Iterable[float] = SHARE
     return Numbers(
         sent=len(rows),
         ok=int(good.sum()),
-        failed=int((~good).sum()),
+        failed=int(_failed(rows["status"]).sum()),
+        unfinished=int((rows["status"] == UNFINISHED).sum()),
+        sent_rate=_sent_in(records, window) / window.seconds if window.seconds else 0.0,
         throughput=len(finished) / window.seconds if window.seconds else 0.0,
         throughput_interval=_interval(resampled, resampled.throughput()),
         source_tokens_rate=_per_second(finished["source_tokens"], window),
@@ -94,7 +98,7 @@ def numbers_of(records: Records, window: Window, shares: Iterable[float] = SHARE
         first_token=distribution(_known(rows["first_token"] - rows["intended"]), wanted),
         token_gap=distribution(measured.token_gaps["gap"], wanted),
         server_queue=distribution(_known(rows["server_queue"]), wanted),
-        statuses=_statuses(measured),
+        statuses=statuses_of(measured),
         blocks=blocks,
         curve=_curve(latency),
         histogram=_counts(window, measured, len(finished)) if len(latency) else None,
@@ -104,6 +108,15 @@ def numbers_of(records: Records, window: Window, shares: Iterable[float] = SHARE
 def fewest(share: float) -> int:
     """How many requests a percentile takes at least: with fewer, none is slower than it."""
     return math.ceil(_NEEDED_BEYOND / (1 - share) - 1e-6)
+
+
+def _failed(status: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return np.asarray((status != OK) & (status != UNFINISHED))
+
+
+def _sent_in(records: Records, window: Window) -> int:
+    sent = records.rows["sent"]
+    return int(((sent >= window.begin) & (sent < window.end)).sum())
 
 
 def finished_in(records: Records, window: Window) -> NDArray[np.void]:
@@ -173,7 +186,7 @@ def timeline(records: Records, end: float) -> tuple[TimeBin, ...]:
                 seconds=each.seconds,
                 sent=len(part),
                 answered=int(by_answer[index + 1] - by_answer[index]),
-                failed=int((part["status"] != OK).sum()),
+                failed=int(_failed(part["status"]).sum()),
                 in_flight=float(in_flight[index]),
                 p50=p50,
                 p95=p95,
@@ -204,7 +217,7 @@ def _counts(window: Window, measured: Records, finished: int) -> BlockCounts:
     return BlockCounts(
         seconds=window.seconds,
         sent=len(status),
-        failed=int((status != OK).sum()),
+        failed=int(_failed(status).sum()),
         finished=finished,
         buckets=tuple(buckets.tolist()),
         counts=tuple(counts.tolist()),
@@ -227,7 +240,7 @@ def _by_model(
     return tuple(found)
 
 
-def _statuses(records: Records) -> tuple[StatusCount, ...]:
+def statuses_of(records: Records) -> tuple[StatusCount, ...]:
     found, counts = np.unique(records.rows["status"], return_counts=True)
     return tuple(
         StatusCount(status=STATUS_NAMES[status], count=count, detail=records.details.get(status, ""))

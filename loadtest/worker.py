@@ -31,7 +31,7 @@ from loadtest.messages import (
     WorkerSetup,
 )
 from loadtest.open_inference import OpenInferenceTarget
-from loadtest.record import CANCELLED, DEADLINE_EXCEEDED, OK, STATUS_NAMES, Recorder
+from loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Recorder
 from loadtest.reply import Reply
 from loadtest.workload import Item
 
@@ -190,7 +190,10 @@ class _Stage:
         try:
             reply = await self._target.send(item)
         except asyncio.CancelledError:
-            reply = Reply(CANCELLED, "not answered when the run was stopped")
+            if self._stopped.is_set():
+                reply = Reply(UNFINISHED, "no answer yet when the run was stopped")
+            else:
+                reply = Reply(DEADLINE_EXCEEDED, "no answer, not even at the deadline")
         finished = time.monotonic() - start
         self._in_flight -= 1
         self._statuses[reply.status] += 1

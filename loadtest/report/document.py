@@ -126,6 +126,8 @@ class Stage(_Record):
     sent: int
     ok: int
     failed: int
+    unfinished: int = 0  # no answer yet when the run was stopped: neither ok nor failed
+    sent_rate: float | None = None  # what was really sent of what was offered
     throughput: float  # good answers per second of the measured time
     throughput_interval: Interval | None
     source_tokens_rate: float
@@ -145,6 +147,7 @@ class Stage(_Record):
     client: ClientHealth
     notes: tuple[str, ...]
     stopped: str | None  # why it ended before its time
+    after: tuple[StatusCount, ...] = ()  # what the requests after the measured time came to, where the server was lost
 
 
 class GateResult(_Record):
@@ -159,6 +162,7 @@ class SearchResult(_Record):
     stage: int | None  # the one that shows it
     limited_by_client: bool
     exhausted: bool  # the largest allowed rate still held it
+    conclusion: str = ""  # in a sentence
 
 
 class Setup(_Record):
@@ -196,6 +200,7 @@ class Report(_Record):
     search: SearchResult | None
     gates: tuple[GateResult, ...]
     complete: bool
+    not_run: tuple[str, ...] = ()  # stages that were wanted, but the run was stopped before
 
 
 class _Head(BaseModel):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from loadtest import units
 from loadtest.report.document import Report, Stage
-from loadtest.report.table import found, value
+from loadtest.report.remarks import label, remarks
+from loadtest.report.table import value
 
 _SHARES = (0.5, 0.95, 0.99)
 
@@ -26,24 +27,34 @@ def _lines(report: Report) -> Iterator[str]:
         "have been sent; the intervals are 95 % confidence."
     )
     yield ""
-    yield "| offered | answered | p50 | p95 | p99 | failed | slots in use |"
-    yield "|---:|---:|---:|---:|---:|---:|---:|"
+    yield "| offered | sent | answered | p50 | p95 | p99 | failed | slots in use |"
+    yield "|---:|---:|---:|---:|---:|---:|---:|---:|"
     for stage in report.stages:
         yield _row(stage)
     if report.search is not None:
         yield ""
-        yield f"**{found(report.search)}.**"
+        yield f"**{report.search.conclusion}.**"
     if len(report.stages) > 1:
         yield ""
         yield from _curve(report)
-    saturated = [units.rate(stage.throughput) for stage in report.stages if stage.client.saturated]
-    if saturated:
+    told = list(_told(report))
+    if told:
         yield ""
-        yield f"The load tester itself was the bottleneck at {', '.join(saturated)}."
+        yield from told
     yield ""
     yield "The same again:"
     yield ""
     yield f"    {setup.command}"
+
+
+def _told(report: Report) -> Iterator[str]:
+    for remark in remarks(report):
+        yield f"- {remark.kind.value}: {remark.sentence}"
+    for stage in report.stages:
+        if stage.client.saturated:
+            yield f"- The load tester itself was the bottleneck at {label(stage)}: {'; '.join(stage.client.reasons)}"
+    for gate in report.gates:
+        yield f"- {'Failed' if gate.failed else 'Passed'}: `{gate.expression}`, measured {gate.measured}"
 
 
 def _row(stage: Stage) -> str:
@@ -56,7 +67,8 @@ def _row(stage: Stage) -> str:
         latencies.append(f"{value(found)}{spread}")
     used = [each.mean_occupancy for each in stage.server_times if each.mean_occupancy is not None]
     cells = [
-        units.rate(stage.offered_rate) if stage.offered_rate is not None else stage.arrivals,
+        label(stage),
+        units.rate(stage.sent_rate),
         units.rate(stage.throughput),
         *latencies,
         units.share(stage.failed / stage.sent) if stage.sent else "-",
@@ -66,28 +78,31 @@ def _row(stage: Stage) -> str:
 
 
 def _curve(report: Report) -> Iterator[str]:
-    """In Mermaid, which GitHub and GitLab draw by themselves."""
-    stages = sorted(
-        (stage for stage in report.stages if _drawable(stage)), key=lambda each: each.offered_rate or each.throughput
-    )
-    if len(stages) < 2:
+    """In Mermaid, which GitHub and GitLab draw by themselves. It has no gaps: a percentile that a stage lacks gets no
+    line, and every stage keeps its place."""
+    answered = [stage for stage in report.stages if _milliseconds(stage)]
+    stages = sorted(answered, key=lambda each: each.offered_rate or each.throughput)
+    shares = [share for share in _SHARES if all(share in _milliseconds(stage) for stage in stages)]
+    if len(stages) < 2 or not shares:
         return
     yield "```mermaid"
     yield "xychart-beta"
-    yield '    title "Latency (ms: p50, p95, p99) by answered requests per second"'
+    names = ", ".join(f"p{100 * share:g}" for share in shares)
+    yield f'    title "Latency (ms: {names}) by answered requests per second"'
     rates = ", ".join(f'"{stage.throughput:.4g}"' for stage in stages)
     yield f"    x-axis [{rates}]"
     yield '    y-axis "ms"'
-    for share in _SHARES:
-        yield f"    line [{', '.join(f'{1000 * _seconds(stage, share):.4g}' for stage in stages)}]"
+    for share in shares:
+        yield f"    line [{', '.join(f'{_milliseconds(stage)[share]:.4g}' for stage in stages)}]"
     yield "```"
+    missing = ", ".join(f"p{100 * share:g}" for share in _SHARES if share not in shares)
+    if missing:
+        yield ""
+        yield f"{missing} has no line here: not every stage had requests enough for it."
 
 
-def _drawable(stage: Stage) -> bool:
-    shares = {each.share for each in stage.latency.percentiles} if stage.latency is not None else set()
-    return shares >= set(_SHARES)
-
-
-def _seconds(stage: Stage, share: float) -> float:
-    assert stage.latency is not None
-    return next(each.seconds for each in stage.latency.percentiles if each.share == share)
+def _milliseconds(stage: Stage) -> dict[float, float]:
+    """By share."""
+    return {
+        each.share: 1000 * each.seconds for each in (stage.latency.percentiles if stage.latency is not None else ())
+    }

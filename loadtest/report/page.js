@@ -37,11 +37,10 @@
     for (const gate of report.gates)
       if (gate.failed) alert(`Failed: ${gate.expression} – measured ${gate.measured}`, true);
     if (report.search) {
-      const s = report.search;
-      const more = s.exhausted ? ", the highest that was tried"
-        : s.limited_by_client ? "; above it the load tester is the bottleneck, so the server may do more" : "";
-      alert(s.rate === null ? `No rate held ${s.limit}.` : `${s.limit} holds up to ${rate(s.rate)}${more}.`, s.rate === null);
+      const said = report.search.conclusion;
+      alert(`${said.charAt(0).toUpperCase()}${said.slice(1)}.`, report.search.rate === null);
     }
+    if (report.not_run.length) alert(`Not run: ${report.not_run.join(", ")}`, true);
     $("footer").textContent = `${setup.command} · seed ${setup.seed}, ${setup.workers} ${setup.workers > 1 ? "processes" : "process"}, ` +
       `${setup.workers * setup.channels} connections, deadline ${time(setup.deadline)} · beamline ${report.machine.beamline}, ` +
       `Python ${report.machine.python}, ${report.machine.cpus} CPUs, ${report.machine.system}`;
@@ -81,14 +80,14 @@
       series: [line(0.5, "c1"), line(0.95, "c2"), line(0.99, "c3")],
     }));
     const rows = report.stages.map((s) => [
-      s.offered_rate === null ? s.arrivals : rate(s.offered_rate), rate(s.throughput),
+      s.offered_rate === null ? s.arrivals : rate(s.offered_rate), rate(s.sent_rate), rate(s.throughput),
       ...[0.5, 0.95, 0.99].map((q) => bounded(percentileOf(s.latency, q))),
       s.sent ? percent(s.failed / s.sent) : "–", s.client.saturated ? "saturated" : "fine",
     ]);
     const box = $("#stages");
     box.className = "table";
     box.append(html("h2", "", "Stages, in the order they ran"),
-      table(["offered", "answered", "p50", "p95", "p99", "failed", "load tester"], rows, report.search ? report.search.stage : -1));
+      table(["offered", "sent", "answered", "p50", "p95", "p99", "failed", "load tester"], rows, report.search ? report.search.stage : -1));
     const select = $("#choice select");
     $("#choice").hidden = false;
     report.stages.forEach((s, i) => {
@@ -111,11 +110,11 @@
       const p = percentileOf(stage.latency, share);
       return card(`${name(share)} latency`, bounded(p), p ? interval(p.interval, time) : "too few requests");
     };
-    const offered = stage.offered_rate === null ? "" : `offered ${rate(stage.offered_rate)}`;
+    const sent = `${stage.offered_rate === null ? "" : `offered ${rate(stage.offered_rate)}, `}sent ${rate(stage.sent_rate)}`;
     return [
-      card("Throughput", rate(stage.throughput), stage.throughput_interval ? interval(stage.throughput_interval, rate) : offered),
+      card("Throughput", rate(stage.throughput), [interval(stage.throughput_interval, rate), sent].filter(Boolean).join("; ")),
       latency(0.5), latency(0.95), latency(0.99),
-      card("Failed", stage.sent ? percent(stage.failed / stage.sent) : "–", `${stage.failed} of ${stage.sent}`, stage.failed > 0),
+      card("Failed", stage.sent ? percent(stage.failed / stage.sent) : "–", `${stage.failed} of ${stage.sent}${stage.unfinished ? `, ${stage.unfinished} not finished` : ""}`, stage.failed > 0),
       card("Load tester", stage.client.saturated ? "saturated" : "fine",
         stage.client.send_lag_p99 === null ? `${percent(stage.client.busiest_worker)} of a core`
           : `p99 send lag ${time(stage.client.send_lag_p99)}`, stage.client.saturated),
@@ -140,7 +139,7 @@
       series: [
         {name: "sent", color: "c4", points: bins.map((b) => [middle(b), b.sent / b.seconds])},
         {name: "answered", color: "c1", points: bins.map((b) => [middle(b), b.answered / b.seconds])},
-        ...(stage.failed ? [{name: "failed", color: "c3", points: bins.map((b) => [middle(b), b.failed / b.seconds])}] : []),
+        ...(bins.some((b) => b.failed) ? [{name: "failed", color: "c3", points: bins.map((b) => [middle(b), b.failed / b.seconds])}] : []),
       ],
     }, percentiles(stage), histogram(stage)];
     if (stage.first_token) found.push(distributionCurve("Time to first token", stage.first_token));
@@ -219,7 +218,9 @@
     const pair = html("div", "pair");
     const client = stage.client;
     pair.append(
-      titled("Statuses", table(["status", "requests", "first detail"], stage.statuses.map((s) => [s.status, s.count, s.detail]))),
+      titled("Statuses", table(["status", "requests", "first detail"], [
+        ...stage.statuses.map((s) => [s.status, s.count, s.detail]),
+        ...stage.after.map((s) => [`${s.status}, after the measured time`, s.count, s.detail])])),
       titled("Load tester", table(["", ""], [
         ["send lag, p50 / p99 / max", [client.send_lag_p50, client.send_lag_p99, client.send_lag_max].map(time).join(" / ")],
         ["event loop lag, p99", time(client.loop_lag_p99)],
@@ -236,7 +237,7 @@
     $("#tables").replaceChildren(...tables(stage));
     document.querySelectorAll(".alert.stage").forEach((node) => node.remove());
     const tell = (text, bad) => { alert(text, bad); $("#alerts").lastChild.classList.add("stage"); };
-    if (stage.stopped) tell(`Stopped early: ${stage.stopped}. The numbers are of the time before.`, true);
+    if (stage.stopped) tell(`Stopped early: ${stage.stopped}`, true);
     for (const reason of stage.client.reasons) tell(`The load tester is the bottleneck: ${reason}`, true);
     for (const note of stage.notes) tell(note[0].toUpperCase() + note.slice(1), false);
   }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadtest import units
-from loadtest.report.document import Distribution, Percentile, Report, SearchResult, Stage
+from loadtest.report.document import Distribution, Percentile, Report, Stage
+from loadtest.report.remarks import Kind, remarks
+
+_HEADS = {Kind.STOPPED: "STOPPED EARLY", Kind.NOT_RUN: "NOT RUN", Kind.STATUS: "failed", Kind.NOTE: "note"}
 
 
 def summary(report: Report) -> str:
@@ -20,10 +23,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _stage(report.stages[0])
     else:
         yield from _sweep(report)
-    for stage in report.stages:
-        prefix = f"{stage.arrivals}: " if len(report.stages) > 1 else ""
-        if stage.stopped:
-            yield f"STOPPED EARLY: {prefix}{stage.stopped}. The numbers are of the time before."
+    for remark in remarks(report):
+        yield f"{_HEADS[remark.kind]}: {remark.sentence}"
     for reason in dict.fromkeys(_saturation(report)):
         yield f"THE LOAD TESTER IS THE BOTTLENECK: {reason}"
     for gate in report.gates:
@@ -34,7 +35,9 @@ def _stage(stage: Stage) -> Iterator[str]:
     warmup = f", after {stage.warmup:g} s of warm-up" if stage.warmup else ""
     yield f"{stage.arrivals}, measured for {stage.seconds:.4g} s{warmup}"
     yield ""
-    yield f"  {'requests':<14} {stage.sent} sent, {stage.ok} answered, {stage.failed} failed"
+    unfinished = f", {stage.unfinished} not finished" if stage.unfinished else ""
+    yield f"  {'requests':<14} {stage.sent} sent, {stage.ok} answered, {stage.failed} failed{unfinished}"
+    yield f"  {'really sent':<14} {units.rate(stage.sent_rate)}"
     yield f"  {'throughput':<14} {units.rate(stage.throughput)}{_rate_interval(stage)}"
     if stage.target_tokens_rate:
         tokens = f"{units.rate(stage.source_tokens_rate)} read, {units.rate(stage.target_tokens_rate)} written"
@@ -52,12 +55,7 @@ def _stage(stage: Stage) -> Iterator[str]:
             occupancy = f", {units.share(times.mean_occupancy)} of the slots" if times.mean_occupancy else ""
             steps = f"{times.steps} of {units.duration(times.mean_step_seconds)}{occupancy}"
             yield f"  {'steps':<14} {steps} ({times.model})"
-    for status in stage.statuses:
-        if status.status != "OK":
-            yield f"  {status.status}: {status.count}: {status.detail}"
     yield ""
-    for note in stage.notes:
-        yield f"note: {note}"
 
 
 def _distribution(name: str, distribution: Distribution | None) -> Iterator[str]:
@@ -70,30 +68,18 @@ def _distribution(name: str, distribution: Distribution | None) -> Iterator[str]
 
 def _sweep(report: Report) -> Iterator[str]:
     yield ""
-    yield f"  {'offered':>10} {'answered':>10} {'p50':>10} {'p95':>10} {'p99':>10} {'failed':>8}"
+    yield f"  {'offered':>10} {'sent':>10} {'answered':>10} {'p50':>10} {'p95':>10} {'p99':>10} {'failed':>8}"
     for index, stage in enumerate(report.stages):
         by_share = {each.share: each for each in (stage.latency.percentiles if stage.latency else ())}
         values = " ".join(f"{value(by_share.get(share)):>10}" for share in (0.5, 0.95, 0.99))
         failed = units.share(stage.failed / stage.sent) if stage.sent else "-"
         mark = "  <- highest" if report.search is not None and report.search.stage == index else ""
-        yield (
-            f"  {units.rate(stage.offered_rate):>10} {units.rate(stage.throughput):>10} {values} {failed:>8}{mark}"
-            + ("  (load tester saturated)" if stage.client.saturated else "")
-        )
+        rates = (stage.offered_rate, stage.sent_rate, stage.throughput)
+        saturated = "  (load tester saturated)" if stage.client.saturated else ""
+        yield f"  {' '.join(f'{units.rate(rate):>10}' for rate in rates)} {values} {failed:>8}{mark}{saturated}"
     yield ""
     if report.search is not None:
-        yield found(report.search)
-
-
-def found(search: SearchResult) -> str:
-    if search.rate is None:
-        return f"no rate held {search.limit}"
-    sentence = f"{search.limit} holds up to {units.rate(search.rate)}"
-    if search.exhausted:
-        return f"{sentence}, the highest that was tried (--max-rate)"
-    if search.limited_by_client:
-        return f"{sentence}; above it the load tester is the bottleneck, so the server may do more"
-    return sentence
+        yield report.search.conclusion
 
 
 def _saturation(report: Report) -> Iterator[str]:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -44,10 +45,23 @@ def exponential_stage(mean: float = 0.05, rate: float = 200.0, seconds: float = 
     return stage_from(records_of(times, latencies), rate, seconds)
 
 
-def stage_from(records: Records, rate: float, seconds: float, warmup: float = 0.0, stopped: str | None = None) -> Stage:
+def stage_from(
+    records: Records,
+    rate: float,
+    seconds: float,
+    warmup: float = 0.0,
+    stopped: str | None = None,
+    lost: bool = False,
+    shares: Iterable[float] = (),
+) -> Stage:
     health = WorkerHealth(cpu_seconds=0.1, wall_seconds=seconds, loop_lags=np.full(10, 1e-4))
-    outcome = StageOutcome(records, (health,), 0.0, seconds, stopped)
-    return stage_of(outcome, Poisson(rate), Plan(seconds, warmup, 0), None, 0.5)
+    outcome = StageOutcome(records, (health,), 0.0, seconds, stopped, lost)
+    return stage_of(outcome, Poisson(rate), Plan(seconds, warmup, 0, frozenset(shares)), None, 0.5)
+
+
+def search_of(**changed: Any) -> SearchResult:
+    found = {"limit": "p95=500ms", "rate": 75, "stage": 2, "limited_by_client": False, "exhausted": False}
+    return SearchResult.model_validate({**found, "conclusion": "p95=500ms holds up to 75.0/s", **changed})
 
 
 def report_of(*stages: Stage, search: SearchResult | None = None) -> Report:

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest import bootstrap, histogram
+from loadtest.arrivals import Constant, Poisson
 from loadtest.bootstrap import Resampled
-from loadtest.record import CANCELLED, DEADLINE_EXCEEDED, OK, Recorder, joined, write_csv
+from loadtest.record import DEADLINE_EXCEEDED, OK, UNFINISHED, Recorder, joined, write_csv
 from loadtest.report.document import Distribution
 from loadtest.summary import Window, block_of, numbers_of, timeline
 from tests.loadtest.doubles import exponential_stage, interval_of, latency_of, records_of, stage_from
 
-UNAVAILABLE = 14
+CANCELLED, UNAVAILABLE = 1, 14
 
 
 def percentiles(distribution: Distribution | None) -> dict[float, float]:
@@ -95,6 +96,81 @@ def test_quick_failures_do_not_improve_latency():
     assert latency_of(numbers).count == 10
     assert latency_of(numbers).minimum == pytest.approx(0.5)
     assert numbers.failed == 91
+
+
+def test_what_we_cancelled_ourselves_has_not_failed():
+    """A server that says CANCELLED has failed; one that had no time left to answer has not."""
+    statuses = [OK] * 8 + [CANCELLED] + [UNFINISHED] * 3
+    stage = stage_from(records_of(np.linspace(0, 9, 12), [0.5] * 12, statuses), 1, 10, stopped="interrupted")
+    assert (stage.sent, stage.ok, stage.failed, stage.unfinished) == (12, 8, 1, 3)
+    assert sum(each.failed for each in stage.timeline) == sum(each.failed for each in stage.blocks) == 1
+    assert latency_of(stage).count == 8
+    assert any(note.startswith("3 requests had no answer yet when the run was stopped") for note in stage.notes)
+
+
+def test_a_lost_server_is_measured_up_to_its_last_answer():
+    """Ten answers a second for ten seconds, three of them warm-up; then five seconds of failures."""
+    times = np.arange(150) / 10
+    latencies = np.where(times < 10, 0.5, 0.001)
+    records = records_of(times, latencies, [OK] * 100 + [UNAVAILABLE] * 50, "gone")
+    stage = stage_from(records, 10, 15, warmup=3.0, stopped="the server gave no good answer for 5 s", lost=True)
+    assert stage.warmup + stage.seconds == pytest.approx(10.4)  # the last one was sent at 9.9 s
+    assert stage.throughput == pytest.approx(10, rel=0.03)
+    assert (stage.ok, stage.failed, stage.sent) == (70, 4, 74)  # four were sent while the last answer was on its way
+    assert [(each.status, each.count, each.detail) for each in stage.after] == [("UNAVAILABLE", 46, "gone")]
+    assert any("the last good answer came 10.4 s after the start" in note for note in stage.notes)
+    assert sum(each.failed for each in stage.timeline) == 50  # the plot shows all of it
+    # Who is interrupted had a server to the end.
+    assert stage_from(records, 10, 15, stopped="interrupted").seconds == 15
+
+
+def test_a_run_that_ends_in_its_warm_up_measures_nothing():
+    records = records_of([0.5, 1.0, 2.0], [0.1, 0.1, 0.1], [OK, OK, UNAVAILABLE], "gone")
+    stage = stage_from(records, 1, 5, warmup=3.0, stopped="the server gave no good answer for 2 s", lost=True)
+    assert (stage.sent, stage.throughput, stage.latency, stage.seconds) == (0, 0, None, 0)
+    assert "the warm-up was not over after 1.1 s: nothing was measured" in stage.notes
+    assert [each.count for each in stage.after] == [1]
+
+
+def test_the_rate_that_was_really_sent_is_known():
+    """A tool that falls behind sends less in its time than it offers."""
+    recorder = Recorder(("m",))
+    for number in range(100):
+        recorder.add(
+            number=number, model="m", status=OK, intended=number / 10, sent=number / 5, finished=number / 5 + 0.1
+        )
+    numbers = numbers_of(recorder.records(), Window(0, 10))
+    assert (numbers.sent, numbers.sent_rate) == (100, 5.0)
+
+
+def test_a_missing_percentile_is_explained():
+    stage = stage_from(records_of(np.linspace(0, 9, 50), [0.1] * 50), 5, 10, shares=[0.999])
+    assert "too few requests for every percentile: p99 takes 100, p99.9 takes 1000" in stage.notes
+    assert not any("too few" in note for note in exponential_stage().notes)
+
+
+# -- falling behind -------------------------------------------------------------------------------------------------
+
+
+def behind(stage) -> bool:
+    return any("the server did not keep up" in note for note in stage.notes)
+
+
+def test_what_is_in_flight_at_the_end_is_no_backlog():
+    """Slow answers, short runs, no warm-up: many are on their way when the time is over, and nothing grows."""
+    rng = np.random.default_rng(0)
+    for seconds, rate in ((1, 40), (3, 8), (5, 20), (10, 5), (30, 2)):
+        for seed in range(20):
+            times = Poisson(rate).times(seconds, seed)
+            latencies = 0.05 + rng.exponential(0.2 * seconds, len(times))
+            assert not behind(stage_from(records_of(times, latencies), rate, seconds)), (seconds, rate, seed)
+
+
+@pytest.mark.parametrize(("rate", "capacity", "seconds"), [(40, 20, 5), (40, 35, 30), (100, 50, 3), (4, 2, 60)])
+def test_a_queue_that_grows_is_noticed(rate, capacity, seconds):
+    arrivals = Constant(rate).times(seconds, 0)
+    ends = (np.arange(len(arrivals)) + 1) / capacity
+    assert behind(stage_from(records_of(arrivals, ends - arrivals), rate, seconds))
 
 
 def test_nothing_answered_is_a_result_too():

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.report.document import Report, SearchResult, ServerSample, Stage
+from loadtest.report.document import Report, ServerSample, Stage
 from loadtest.report.page import page
 from tests.loadtest.browser import MISSING, Browser, available, browsing
-from tests.loadtest.doubles import exponential_stage, records_of, report_of, stage_from
+from tests.loadtest.doubles import exponential_stage, records_of, report_of, search_of, stage_from
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not available(), reason=MISSING)]
 
@@ -70,8 +70,11 @@ def test_all_plots_are_drawn(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_sweep_has_its_curve_and_a_choice(browser: Browser, tmp_path: Path) -> None:
     stages = [exponential_stage(mean=0.02 * rate / 50, rate=rate, seconds=10) for rate in (50, 100, 200)]
-    search = SearchResult(limit="p95=500ms", rate=100, stage=1, limited_by_client=False, exhausted=False)
-    show(browser, report_of(*stages, search=search), tmp_path)
+    report = report_of(*stages, search=search_of(rate=100, stage=1))
+    show(browser, report.model_copy(update={"not_run": ("Poisson, 400/s",)}), tmp_path)
+    alerts = browser.evaluate("document.querySelector('#alerts').textContent")
+    assert "P95=500ms holds up to 75.0/s." in alerts
+    assert "Not run: Poisson, 400/s" in alerts
     assert titles(browser, "drawn")[0] == "Throughput against latency"
     assert browser.evaluate("document.querySelector('#choice select').value") == "1"
     before = browser.evaluate("document.querySelector('#cards').textContent")
