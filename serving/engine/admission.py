@@ -16,7 +16,7 @@ _SHORTEST, _LONGEST = 0.05, 60.0
 
 
 class Admission:
-    """Not safe for threads: the engine's lock is around it."""
+    """Not safe for threads: the inbox's lock is around it."""
 
     def __init__(self, model: str, slots: int, max_queue: int, early_refusal: bool = True) -> None:
         self._model = model

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from serving.engine.callbacks import weakly
 from serving.engine.device import step_inputs, step_views
 from serving.engine.dropped import DROPPED
 from serving.engine.flights import Flights
+from serving.engine.inbox import Inbox
 from serving.engine.intake import EncoderIntake, Intake
 from serving.engine.job import Job
 from serving.engine.plan import Plan
@@ -34,7 +34,7 @@ from serving.engine.room import Room
 from serving.engine.scheduler import Scheduler
 from serving.engine.scoring import Scoring, ScoringRequest
 from serving.engine.stats import Finished, Outcome, StepStats
-from serving.errors import ComputeError, InvalidRequest, ShuttingDown
+from serving.errors import ComputeError, InvalidRequest
 from serving.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -77,23 +77,17 @@ class Engine:
         self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
         self._room = Room(backend, plan)
         self._flights = Flights(backend, run_ahead)
+        self._inbox: Inbox[Job] = Inbox(Admission(manifest.name, plan.slots, max_queue, early_refusal))
         self._intake: Intake
-        left_queue, could_not_prepare = weakly(self._left_queue), weakly(self._could_not_prepare)
+        could_not_prepare = weakly(self._could_not_prepare)
         if manifest.graphs.prefill is None:
-            self._intake = EncoderIntake(backend, left_queue, could_not_prepare)
+            self._intake = EncoderIntake(backend, self._inbox.left, could_not_prepare)
         else:
             cache = PrefixCache(prefix_cache_bytes)
-            self._intake = PromptIntake(backend, left_queue, could_not_prepare, clock, cache)
+            self._intake = PromptIntake(backend, self._inbox.left, could_not_prepare, clock, cache)
         scoring = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, clock, scoring, weakly(self._scored))
         self._counts = _Counts()
-        # What other threads hand over, taken in at the next step.
-        self._lock = threading.Lock()
-        self._arrived: list[Job] = []
-        self._cancelled: list[int] = []
-        self._enough: list[tuple[int, int]] = []
-        self._admission = Admission(manifest.name, plan.slots, max_queue, early_refusal)
-        self._draining = False
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -106,52 +100,38 @@ class Engine:
                 f"each of its {job.search.width} beams or samples); this server holds {self.plan.most_entries}: "
                 "ask for fewer tokens, or fewer beams or samples"
             )
-        seconds_left = None if job.deadline is None else job.deadline - now
-        with self._lock:
-            self._check_open()
-            self._admission.enter(job.priority, seconds_left, len(self._scheduler.active))
-            self._arrived.append(job)
+        self._inbox.submit(job, now, len(self._scheduler.active))
         self.wake()
 
     def score(self, request: ScoringRequest) -> None:
-        with self._lock:
-            self._check_open()
         self._scoring.submit(request)
         self.wake()
 
-    def _check_open(self) -> None:
-        if self._draining:
-            raise ShuttingDown("the server is shutting down; try another one")
-
     def cancel(self, request_id: int) -> None:
-        with self._lock:
-            self._cancelled.append(request_id)
+        self._inbox.cancel(request_id)
         self.wake()
 
     def enough(self, request_id: int, index: int = 0) -> None:
         """The caller has seen enough of one hypothesis: a sample ends where it is; a beam search ends altogether."""
-        with self._lock:
-            self._enough.append((request_id, index))
+        self._inbox.enough(request_id, index)
         self.wake()
 
     def drain(self) -> None:
         """Refuses new work from now on; what is here is finished."""
-        with self._lock:
-            self._draining = True
+        self._inbox.close()
+        self._scoring.close()
         self.wake()
 
     @property
     def busy(self) -> bool:
-        with self._lock:
-            waiting = self._arrived or self._cancelled or self._admission.waiting or len(self._scoring)
-            return bool(waiting or self._scheduler.preparing or self._scheduler.active)
+        waiting = self._inbox.busy or len(self._scoring)
+        return bool(waiting or self._scheduler.preparing or self._scheduler.active)
 
     @property
     def load(self) -> int:
         """How many requests are here, for whoever has several engines to choose from."""
-        with self._lock:
-            queued = self._admission.waiting + len(self._scoring)
-            return queued + self._scheduler.preparing + len(self._scheduler.active)
+        queued = self._inbox.waiting + len(self._scoring)
+        return queued + self._scheduler.preparing + len(self._scheduler.active)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -175,7 +155,7 @@ class Engine:
         for job in self._scheduler.give_up_all():
             self._resolve(job, error, Outcome.FAILED)
         while waiting := self._scheduler.next_in_line():
-            self._left_queue(waiting)
+            self._inbox.left(waiting)
             for job in waiting:
                 self._could_not_prepare(job, error)
 
@@ -188,20 +168,17 @@ class Engine:
 
     def _take_in(self, now: float) -> None:
         """New requests, cancellations and deadlines."""
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
-            cancelled, self._cancelled = self._cancelled, []
-            enough, self._enough = self._enough, []
-        for job in arrived:
+        post = self._inbox.take()
+        for job in post.arrived:
             self._scheduler.submit(job)
-        for request_id in cancelled:
+        for request_id in post.cancelled:
             self._scheduler.cancel(request_id)
             self._scoring.cancel(request_id)
         for dropped in self._scheduler.sweep(now):
             error, outcome = DROPPED[dropped.reason]
             if dropped.slot is None:
                 if dropped.waited:
-                    self._left_queue([dropped.request])
+                    self._inbox.left([dropped.request])
                 self._resolve(dropped.request, error(), outcome)
             else:
                 self._finish(dropped.slot, error(), outcome)
@@ -209,15 +186,10 @@ class Engine:
             job = self._scheduler.active[slot]
             if job.out_of_time(now):
                 job.search.stop()
-            for index in (index for request_id, index in enough if request_id == job.id):
+            for index in (index for request_id, index in post.enough if request_id == job.id):
                 job.search.stop_one(index)
             if job.search.done:
                 self._answer(slot)
-
-    def _left_queue(self, jobs: Sequence[Job]) -> None:
-        with self._lock:
-            for job in jobs:
-                self._admission.leave(job.priority)
 
     # -- admit ---------------------------------------------------------------------------------------------------
 
@@ -331,8 +303,7 @@ class Engine:
             encode=job.encode_seconds,
             decode=self._clock() - job.started - job.encode_seconds,
         )
-        with self._lock:
-            self._admission.served(timings.encode + timings.decode)
+        self._inbox.served(timings.encode + timings.decode)
         self._finish(slot, Result(hypotheses, timings, job.cached_tokens), Outcome.OK)
 
     def _aligned(self, job: Job, hypothesis: Hypothesis) -> Hypothesis:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,11 @@ from serving.backends.base import Floats
 from serving.calls import DEFAULT_PRIORITY
 from serving.engine.admission import Admission
 from serving.engine.dropped import DROPPED
+from serving.engine.inbox import Inbox
 from serving.engine.request import Timings
 from serving.engine.scheduler import Scheduler
 from serving.engine.stats import Finished, Outcome, StepStats
-from serving.errors import ComputeError, ShuttingDown
+from serving.errors import ComputeError
 from serving.manifest import PooledManifest
 
 log = logging.getLogger(__name__)
@@ -78,40 +78,27 @@ class PooledEngine:
         self._clock = clock
         self._scheduler: Scheduler[PooledRequest] = Scheduler(rows)
         self._finished: list[Finished] = []
-        # What other threads hand over, taken in at the next step.
-        self._lock = threading.Lock()
-        self._arrived: list[PooledRequest] = []
-        self._cancelled: list[int] = []
-        self._admission = Admission(manifest.name, rows, max_queue, early_refusal)
-        self._draining = False
+        self._inbox: Inbox[PooledRequest] = Inbox(Admission(manifest.name, rows, max_queue, early_refusal))
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
     def submit(self, request: PooledRequest) -> None:
         request.submitted = self._clock()
-        seconds_left = None if request.deadline is None else request.deadline - request.submitted
-        with self._lock:
-            if self._draining:
-                raise ShuttingDown("the server is shutting down; try another one")
-            self._admission.enter(request.priority, seconds_left, active=0)
-            self._arrived.append(request)
+        self._inbox.submit(request, request.submitted)
         self.wake()
 
     def cancel(self, request_id: int) -> None:
-        with self._lock:
-            self._cancelled.append(request_id)
+        self._inbox.cancel(request_id)
         self.wake()
 
     def drain(self) -> None:
         """Refuses new work from now on; what is here is finished."""
-        with self._lock:
-            self._draining = True
+        self._inbox.close()
         self.wake()
 
     @property
     def busy(self) -> bool:
-        with self._lock:
-            return bool(self._arrived or self._cancelled or self._admission.waiting)
+        return self._inbox.busy
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -153,27 +140,20 @@ class PooledEngine:
                 self._resolve(request, error, Outcome.FAILED, self._clock())
 
     def _take_in(self, now: float) -> None:
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
-            cancelled, self._cancelled = self._cancelled, []
-        for request in arrived:
+        post = self._inbox.take()
+        for request in post.arrived:
             self._scheduler.submit(request)
-        for request_id in cancelled:
+        for request_id in post.cancelled:
             self._scheduler.cancel(request_id)
         for dropped in self._scheduler.sweep(now):
             error, outcome = DROPPED[dropped.reason]
-            self._left_queue([dropped.request])
+            self._inbox.left([dropped.request])
             self._resolve(dropped.request, error(), outcome, now)
 
     def _next_batch(self) -> list[PooledRequest]:
         batch = self._scheduler.take_together(lambda request: len(request.source), RUN_TOKENS)
-        self._left_queue(batch)
+        self._inbox.left(batch)
         return batch
-
-    def _left_queue(self, requests: Sequence[PooledRequest]) -> None:
-        with self._lock:
-            for request in requests:
-                self._admission.leave(request.priority)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -194,8 +174,7 @@ class PooledEngine:
                 self._run_group([request], began)
             return
         seconds = self._clock() - began
-        with self._lock:
-            self._admission.served(seconds)
+        self._inbox.served(seconds)
         for row, request in enumerate(group):
             found = {name: values[row] for name, values in outputs.items()}
             if not all(np.isfinite(values).all() for values in found.values()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from serving.backends.base import Backend
 from serving.calls import DEFAULT_PRIORITY
 from serving.engine.admission import Admission
 from serving.engine.dropped import DROPPED
+from serving.engine.inbox import Inbox
 from serving.engine.request import next_id
 from serving.engine.scheduler import Scheduler
 from serving.engine.stats import Finished, Outcome
@@ -38,8 +38,8 @@ class ScoringRequest:
 
 
 class Scoring:
-    """A queue of its own, with the rules of the other one: bounded, by urgency and age, with deadlines. `submit` and
-    `len` may be called from any thread; the rest is the engine's. `finished` is told of everybody who leaves."""
+    """A queue of its own, with the rules of the other one: bounded, by urgency and age, with deadlines. `submit`,
+    `close` and `len` may be called from any thread; the rest is the engine's. `finished` is told of all who leave."""
 
     def __init__(
         self,
@@ -53,21 +53,18 @@ class Scoring:
         self._finished = finished
         self._scheduler: Scheduler[ScoringRequest] = Scheduler(_MOST_ROWS)
         self._behind_since: float | None = None  # when the last run ended, if it left others waiting
-        self._lock = threading.Lock()
-        self._arrived: list[ScoringRequest] = []
-        self._admission = admission
+        self._inbox: Inbox[ScoringRequest] = Inbox(admission)
 
     def __len__(self) -> int:
-        with self._lock:
-            return self._admission.waiting
+        return self._inbox.waiting
 
     def submit(self, request: ScoringRequest) -> None:
-        """Raises `Overloaded`."""
+        """Raises `Overloaded`, or `ShuttingDown` once it is closed."""
         request.submitted = self._clock()
-        seconds_left = None if request.deadline is None else request.deadline - request.submitted
-        with self._lock:
-            self._admission.enter(request.priority, seconds_left, active=0)
-            self._arrived.append(request)
+        self._inbox.submit(request, request.submitted)
+
+    def close(self) -> None:
+        self._inbox.close()
 
     def cancel(self, request_id: int) -> None:
         self._take_in()
@@ -85,7 +82,7 @@ class Scoring:
         began = self._clock()
         for dropped in self._scheduler.sweep(began):
             error, outcome = DROPPED[dropped.reason]
-            self._left_queue([dropped.request])
+            self._inbox.left([dropped.request])
             self._resolve(dropped.request, error(), outcome, began)
         group = self._take(1 if others_wait else _MOST_ROWS)
         if group:
@@ -93,27 +90,19 @@ class Scoring:
             self._measure(began, len(group))
 
     def _take_in(self) -> None:
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
-        for request in arrived:
+        for request in self._inbox.take().arrived:
             self._scheduler.submit(request)
 
     def _take(self, rows: int) -> list[ScoringRequest]:
         group = self._scheduler.take_together(lambda request: len(request.target), MOST_TOKENS, rows)
-        self._left_queue(group)
+        self._inbox.left(group)
         return group
-
-    def _left_queue(self, requests: Sequence[ScoringRequest]) -> None:
-        with self._lock:
-            for request in requests:
-                self._admission.leave(request.priority)
 
     def _measure(self, began: float, texts: int) -> None:
         """What a text costs those who wait: the steps between two runs count."""
         ended = self._clock()
-        with self._lock:
-            self._admission.served((ended - (self._behind_since or began)) / texts)
-            self._behind_since = ended if self._admission.waiting else None
+        self._inbox.served((ended - (self._behind_since or began)) / texts)
+        self._behind_since = ended if self._inbox.waiting else None
 
     def _resolve(
         self, request: ScoringRequest, answer: tuple[float, ...] | Exception, outcome: Outcome, began: float
