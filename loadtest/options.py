@@ -30,6 +30,7 @@ from loadtest.workload import (
     only,
 )
 
+SENTENCES = Path(__file__).with_name("sentences.txt")
 _PER_WORKER = 1500.0  # requests per second that one process sends without strain
 _CLIENTS_PER_WORKER = 128
 
@@ -87,6 +88,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="the last two answer in pieces: time to the first one, and gaps between them (%(default)s)",
     )
     what.add_argument("--texts", type=Path, metavar="F", help="one per line, in random order")
+    what.add_argument("--sentences", action="store_true", help="English ones that are shipped with this tool")
     what.add_argument(
         "--lengths",
         type=_lengths,
@@ -149,9 +151,9 @@ def load_of(args: argparse.Namespace) -> tuple[Arrivals, Workload, tuple[str, ..
         raise LoadTestError("--clients, --trace, --sweep and --slo exclude each other")
     models = _mix(args.model, str) if args.model else only("")
     if args.trace is not None:
-        if len(models.choices) > 1 or args.options or args.texts:
+        if len(models.choices) > 1 or args.options or args.texts or args.sentences:
             raise LoadTestError(
-                "a trace says itself what is sent: give no --options or --texts, and one --model at most"
+                "a trace says itself what is sent: give no --options, --texts or --sentences, and one --model at most"
             )
         replay, workload = read_trace(args.trace, models.choices[0], args.speed)
         for item in workload.kinds():
@@ -187,9 +189,13 @@ def _arrivals(args: argparse.Namespace) -> Arrivals:
 
 
 def _texts(args: argparse.Namespace) -> FileTexts | SyntheticTexts:
-    if args.texts is None:
-        return SyntheticTexts(args.lengths, args.seed, args.distinct)
-    return FileTexts(read_lines(args.texts)[: args.distinct], args.seed)
+    if args.sentences:
+        if args.texts is not None:
+            raise LoadTestError("--texts and --sentences exclude each other")
+        return FileTexts(read_lines(SENTENCES)[: args.distinct], args.seed, "shipped English sentences")
+    if args.texts is not None:
+        return FileTexts(read_lines(args.texts)[: args.distinct], args.seed)
+    return SyntheticTexts(args.lengths, args.seed, args.distinct)
 
 
 def _mix(texts: Sequence[str], parse: Callable[[str], T]) -> Mix[T]:

@@ -118,10 +118,11 @@ class TraceWorkload:
 class FileTexts:
     """Lines in random order: each once before any comes again."""
 
-    def __init__(self, lines: Sequence[str], seed: int) -> None:
+    def __init__(self, lines: Sequence[str], seed: int, name: str = "texts of a file") -> None:
         if not lines:
             raise LoadTestError("there is no text to send: every line is blank")
         self._lines = list(lines)
+        self._name = name
         self._seed = seed
         self._round = -1
         self._order: list[int] = []
@@ -134,7 +135,7 @@ class FileTexts:
         return self._lines[self._order[index]]
 
     def __str__(self) -> str:
-        return f"{len(self._lines)} texts of a file"
+        return f"{len(self._lines)} {self._name}"
 
 
 @dataclass(frozen=True, slots=True)

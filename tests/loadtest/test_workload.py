@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from loadtest.arrivals import Replay
 from loadtest.errors import LoadTestError
 from loadtest.methods import decoding_options, model_and_version
+from loadtest.options import SENTENCES, add_run_arguments, load_of
 from loadtest.trace import read_lines, read_trace
 from loadtest.workload import FileTexts, Fixed, Lognormal, Mix, MixedWorkload, SyntheticTexts, Uniform, only
 
@@ -74,6 +77,22 @@ def test_lines_come_once_before_they_come_again():
     rounds = [[texts.text(100 * turn + number) for number in range(100)] for turn in range(2)]
     assert sorted(rounds[0], key=int) == sorted(rounds[1], key=int) == [str(number) for number in range(100)]
     assert rounds[0] != rounds[1]
+
+
+def test_the_shipped_sentences_are_like_those_of_a_real_test_set():
+    """All different, with the mix of lengths of the test set that docs/throughput.md was measured with."""
+    lines = read_lines(SENTENCES)
+    assert len(set(lines)) == len(lines) >= 100
+    words = np.array([len(line.split()) for line in lines])
+    assert np.quantile(words, [0.1, 0.5, 0.9]) == pytest.approx([7, 12, 22], abs=2)
+    assert lines == [line.strip() for line in lines]
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    _, workload, _ = load_of(parser.parse_args(["--sentences", "--seed", "1"]))
+    assert str(workload) == f"{len(lines)} shipped English sentences"
+    assert {workload.item(number).text for number in range(len(lines))} == set(lines)
+    with pytest.raises(LoadTestError, match="--texts and --sentences exclude each other"):
+        load_of(parser.parse_args(["--sentences", "--texts", str(SENTENCES)]))
 
 
 def test_a_file_without_text_is_refused(tmp_path: Path):
