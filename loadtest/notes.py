@@ -60,7 +60,10 @@ def _of_a_stop(outcome: StageOutcome, numbers: Numbers, window: Window) -> Itera
     if not window.seconds:
         yield f"the warm-up was not over after {window.end:.1f} s: nothing was measured"
     elif outcome.lost:
-        yield f"the last good answer came {window.end:.1f} s after the start, and the numbers are of the time up to it"
+        yield (
+            f"the last good answer came {window.end:.1f} s after the start: the numbers are of the time up to it, "
+            "and what came after is counted apart"
+        )
     if numbers.unfinished:
         yield (
             f"{numbers.unfinished} requests had no answer yet when the run was stopped: they count neither as answered "

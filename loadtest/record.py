@@ -38,7 +38,7 @@ DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 UNFINISHED = 255  # none of gRPC's: there was no answer yet when the run was stopped
 STATUS_NAMES = {**{code.value[0]: code.name for code in grpc.StatusCode}, UNFINISHED: "UNFINISHED"}
 
-_CHUNK = 4096
+_CHUNK = 512  # packing takes 0.2 ms then: a pause that no percentile of a fast server shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@
     for (const gate of report.gates)
       if (gate.failed) alert(`Failed: ${gate.expression} – measured ${gate.measured}`, true);
     if (report.search) {
-      const said = report.search.conclusion;
-      alert(`${said.charAt(0).toUpperCase()}${said.slice(1)}.`, report.search.rate === null);
+      alert(`Result: ${report.search.conclusion}.`, report.search.rate === null);
     }
     if (report.not_run.length) alert(`Not run: ${report.not_run.join(", ")}`, true);
     $("footer").textContent = `${setup.command} · seed ${setup.seed}, ${setup.workers} ${setup.workers > 1 ? "processes" : "process"}, ` +

@@ -219,7 +219,7 @@ def test_metrics_that_need_the_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(token)
     guarded = ("--fake", "--tokens", str(tmp_path / "tokens.toml"), "--metrics-need-token")
     with serving(tmp_path / "log.txt", *guarded) as server:
-        where = ("--target", server.grpc, "--metrics", server.http, *SHORT)
+        where = ("--target", server.grpc, "--metrics", server.metrics_address, *SHORT)
         found = loadtest(*where, "--token-file", str(tmp_path / "token"), "--out", str(tmp_path / "out"))
         assert found.returncode == 0, found.stderr
         assert read(tmp_path / "out").stages[0].server

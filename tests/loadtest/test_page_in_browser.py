@@ -73,7 +73,7 @@ def test_a_sweep_has_its_curve_and_a_choice(browser: Browser, tmp_path: Path) ->
     report = report_of(*stages, search=search_of(rate=100, stage=1))
     show(browser, report.model_copy(update={"not_run": ("Poisson, 400/s",)}), tmp_path)
     alerts = browser.evaluate("document.querySelector('#alerts').textContent")
-    assert "P95=500ms holds up to 75.0/s." in alerts
+    assert "Result: p95=500ms holds up to 75.0/s." in alerts
     assert "Not run: Poisson, 400/s" in alerts
     assert titles(browser, "drawn")[0] == "Throughput against latency"
     assert browser.evaluate("document.querySelector('#choice select').value") == "1"
