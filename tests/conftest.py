@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # Two threads that wait for each other actively are slower than one, wherever the machine is shared.
@@ -20,6 +21,10 @@ from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, mak
 from tests.support.pooled import pooled_config, pooled_model, write_pooled
 from tests.support.processes import run_beamline
 from tests.support.tiny_lm import TinyModel, export_tiny_lm
+
+# A shell starts what runs in the background deaf to Ctrl-C, and so would be the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("beamline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
