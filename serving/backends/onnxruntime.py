@@ -77,6 +77,7 @@ class OnnxRuntimeBackend:
         self._caches = manifest.tensors(StateKind.CACHE)
         self._memory = manifest.tensors(StateKind.MEMORY)
         self._outputs: dict[str, NDArray[Any]] = {}
+        self._from_host: dict[str, NDArray[Any]] = {}  # what a step was given, and is bound to
         self._binding: ort.IOBinding | None = None
 
     def _open(self, file: str) -> ort.InferenceSession:
@@ -167,11 +168,7 @@ class OnnxRuntimeBackend:
     def run(self, inputs: StepInputs) -> StepOutputs:
         binding = self._binding or self._bind()
         for name in _FROM_HOST:
-            _bind_input(binding, name, getattr(inputs, name))
-        reported = (len(inputs.report_rows), min(REPORTED, self.manifest.vocabulary.target_size))
-        top_log_probs, top_tokens = np.empty(reported, np.float32), np.empty(reported, np.int64)
-        _bind_output(binding, "top_log_probs", top_log_probs)
-        _bind_output(binding, "top_tokens", top_tokens)
+            self._hand_over(binding, name, getattr(inputs, name))
         self._step.run_with_iobinding(binding)
         rows = self._shape.batch
         for tensor in self._carried:
@@ -184,9 +181,24 @@ class OnnxRuntimeBackend:
             candidate_scores=out["candidate_scores"],
             candidate_tokens=out["candidate_tokens"],
             candidate_parents=out["candidate_parents"],
-            top_log_probs=top_log_probs,
-            top_tokens=top_tokens,
+            top_log_probs=out["top_log_probs"],
+            top_tokens=out["top_tokens"],
         )
+
+    def _hand_over(self, binding: ort.IOBinding, name: str, values: NDArray[Any]) -> None:
+        """Most steps want what the last one wanted, in the same shape: to bind is dearer than to copy a few numbers."""
+        bound = self._from_host.get(name)
+        if bound is not None and bound.shape == values.shape:
+            if values.size:
+                bound[...] = values
+            return
+        self._from_host[name] = values.copy()
+        _bind_input(binding, name, self._from_host[name])
+        if name == "report_rows":
+            reported = (len(values), min(REPORTED, self.manifest.vocabulary.target_size))
+            for output, dtype in (("top_log_probs", np.float32), ("top_tokens", np.int64)):
+                self._outputs[output] = np.empty(reported, dtype)
+                _bind_output(binding, output, self._outputs[output])
 
     def score(self, source: Source, target: Sequence[int], start_token: int) -> Scored:
         padded, mask = pad([source], self.manifest.vocabulary.pad_id)
@@ -274,6 +286,7 @@ class OnnxRuntimeBackend:
         }
         for name, array in self._outputs.items():
             _bind_output(binding, name, array)
+        self._from_host.clear()
         self._binding = binding
         return binding
 
@@ -308,6 +321,8 @@ def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceS
     options.log_severity_level = 2
     # Shapes change from step to step: a plan of memory per shape would only grow.
     options.enable_mem_pattern = False
+    # Encoder and step have threads of their own; those of one that still spin take the core from the other.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         graph: str | bytes = str(path)
         if int8:
