@@ -2,12 +2,14 @@
 
 Attention reads the whole cache axis, so its length must follow what is alive, not the limit. A buffer is
 reserved once for the largest shape; at a smaller one the rows lie closer together in it. Memory that was never
-touched costs nothing: the zeros of `numpy.zeros` are the operating system's until they are written.
+touched costs nothing: the pages are the operating system's until they are written.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 from serving.backends.base import Shape
 from serving.manifest import StateKind, StateTensor
 
-_ALIGNMENT = 64  # bytes; what vector instructions like
+_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
+_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 
 
 def sizes(tensor: StateTensor, rows: int, shape: Shape) -> tuple[int, ...]:
@@ -30,12 +33,16 @@ class Arena:
     def __init__(self, tensor: StateTensor, slots: int, largest: Shape, fill: float = 0) -> None:
         self.tensor = tensor
         self.slots = slots
+        self.largest = largest
         self.fill = fill
         dtype = np.dtype(tensor.dtype)
         count = math.prod(sizes(tensor, slots, largest))
-        raw = np.zeros(count * dtype.itemsize + _ALIGNMENT, np.uint8)
-        offset = -raw.ctypes.data % _ALIGNMENT
-        self.flat: NDArray[Any] = raw[offset : offset + count * dtype.itemsize].view(dtype)
+        self._pages = mmap.mmap(-1, max(1, count) * dtype.itemsize)
+        if _NO_HUGE_PAGES is not None:
+            # A row's first entries lie far apart, head by head: to zero two megabytes around each is a long pause.
+            self._pages.madvise(_NO_HUGE_PAGES)
+        self._touched = 0  # bytes from the beginning that the operating system was asked for beforehand
+        self.flat: NDArray[Any] = np.frombuffer(self._pages, dtype, count)
         self.view = self._at(largest)  # [slots, ...]
 
     def _at(self, shape: Shape) -> NDArray[Any]:
@@ -65,6 +72,19 @@ class Arena:
             new[row][common] = kept
         self.view = new
         return rows > 0
+
+    def touch(self, shape: Shape, most: int) -> int:
+        """Has the operating system give the pages that steps of this shape will use, at most so many bytes now. Returns
+        how many it gave."""
+        wanted = math.prod(sizes(self.tensor, shape.batch, shape)) * self.flat.itemsize
+        end = min(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE, self._touched + most, len(self._pages))
+        given = end - self._touched
+        if given <= 0:
+            return 0
+        with suppress(OSError):  # on an older kernel whoever touches them first waits for them, as always
+            self._pages.madvise(_POPULATE_WRITE, self._touched, given)
+        self._touched += -(-given // mmap.PAGESIZE) * mmap.PAGESIZE
+        return given
 
     def clear(self, slot: int) -> None:
         self.view[slot] = self.fill

@@ -8,7 +8,7 @@ are sampled, P rows of which the likeliest words are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,16 +102,25 @@ class Backend(Protocol):
         They are taken in together."""
 
     def take_in(self, memories: Sequence[Any], chunk: PromptChunk) -> None:
-        """Computes the entries of a chunk, into memories that were made together."""
+        """Computes the entries of a chunk, into memories that were made together: all of them, or some in a row."""
 
     def prefix(self, memory: Any, length: int) -> tuple[Any, int]:
-        """The first entries of a memory as one of its own, and its size in bytes."""
+        """The first entries of a memory as one that may be kept, and its size in bytes. Nothing is taken in behind
+        them any more."""
+
+    def expect(self, shape: Shape) -> None:
+        """A hint, given again and again while a long prompt is taken in: steps of this shape will come. What the first
+        of them would have to wait for can be done now, a little at a time."""
 
     def resize(self, shape: Shape, rows: int) -> bool:
         """Prepares for steps of this shape, keeping slots 0..rows-1; true where data had to be laid out anew."""
 
+    def fill(self, slot: int, memory: Any) -> Iterator[None]:
+        """Copies a prompt's entries to a slot that nobody has yet, by the part: between two of them others may step,
+        and slots up to this one may be laid out anew."""
+
     def place(self, slot: int, memory: Any, start: Start) -> None:
-        """Makes the slot a new request's."""
+        """Makes the slot, which has been filled, a new request's."""
 
     def move(self, source: int, target: int) -> None:
         """The target slot becomes what the source slot is."""

@@ -8,8 +8,9 @@ waits for the oldest one, so that the host can look at one step while the device
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,15 @@ class DeviceBackend:
         self._shape = shape
         return any(relaid)
 
+    def expect(self, shape: Shape) -> None:
+        """All memory is the device's from the beginning."""
+
+    def fill(self, slot: int, memory: DeviceMemory) -> Iterator[None]:
+        """In one part: the device copies while the host goes on."""
+        for spec in self._caches if self.manifest.graphs.prefill is not None else ():
+            self._arenas[spec.name].take(slot, memory.tensors[spec.name], memory.row, memory.length)
+        return iter(())
+
     def place(self, slot: int, memory: DeviceMemory, start: Start) -> None:
         for arena in self._arenas.values():
             if arena.spec not in self._caches:  # a cache's old entries are masked, and finite
@@ -141,8 +151,6 @@ class DeviceBackend:
 
     def _place_prompt(self, slot: int, memory: DeviceMemory) -> None:
         """Its entries stand once, and all beams see them."""
-        for spec in self._caches:
-            self._arenas[spec.name].take(slot, memory.tensors[spec.name], memory.row, memory.length)
         ancestry = np.zeros((self._shape.beams, self._shape.cache), np.bool_)
         ancestry[:, : memory.length] = True
         self._arenas["ancestry"].write(slot, ancestry)
@@ -292,12 +300,14 @@ class DeviceBackend:
     def take_in(self, memories: Sequence[DeviceMemory], chunk: PromptChunk) -> None:
         length = chunk.tokens.shape[1]
         most = self._runner.most("prefill", "Q") or length
-        rows = self._runner.most("prefill", "B") or len(memories)
-        for first in range(0, len(memories), rows):
-            part = slice(first, first + rows)
+        first = 0
+        for _, piece in groupby(memories, key=lambda memory: id(memory.owner)):  # those that lie in one piece
+            rows = [memory.row for memory in piece]
+            part = slice(first, first := first + len(rows))
+            tensors = {name: _rows(tensor, rows) for name, tensor in memories[part.start].tensors.items()}
             for begin in range(0, length, most):
                 tokens, starts = chunk.tokens[part, begin : begin + most], chunk.starts[part] + begin
-                self._take_in(memories[first].tensors, PromptChunk(tokens, starts))
+                self._take_in(tensors, PromptChunk(tokens, starts))
 
     def _take_in(self, tensors: Mapping[str, DeviceTensor], chunk: PromptChunk) -> None:
         entries = tensors[self._caches[0].name].shape[2]
@@ -327,6 +337,12 @@ class DeviceBackend:
             nbytes = pitches[0] // mine.shape[2] * length
             target, origin = mine.address + row * heads * pitches[0], theirs.address + source.row * heads * pitches[1]
             self._device.copy(target, origin, nbytes, heads, pitches)
+
+
+def _rows(tensor: DeviceTensor, rows: Sequence[int]) -> DeviceTensor:
+    """Some rows that lie together."""
+    address = tensor.address + rows[0] * (tensor.nbytes // tensor.shape[0])
+    return DeviceTensor(address, tensor.dtype, (len(rows), *tensor.shape[1:]))
 
 
 def _next(spec: TensorSpec) -> str:

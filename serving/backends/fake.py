@@ -6,7 +6,7 @@ Tests and the load tester rely on it: what they measure of the server has a know
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +87,12 @@ class FakeBackend:
     def resize(self, shape: Shape, rows: int) -> bool:
         self._shape = shape
         return False
+
+    def expect(self, shape: Shape) -> None:
+        pass
+
+    def fill(self, slot: int, memory: Sequence[int]) -> Iterator[None]:
+        return iter(())
 
     def place(self, slot: int, memory: Sequence[int], start: Start) -> None:
         source = tuple(memory)

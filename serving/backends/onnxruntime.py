@@ -6,8 +6,8 @@ appending to it is in place. After a run only the small search tensors are carri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ _FIXED = (
     StateTensor(name="width", kind=StateKind.MEMORY, dtype="int64", shape=("B",)),
     StateTensor(name="independent", kind=StateKind.MEMORY, dtype="bool", shape=("B",)),
 )
+# Bytes that are copied, or asked of the operating system, between two steps: a few milliseconds.
+_PART = 8 << 20
+# Prompts have room for so many entries at once, and more when they need it: attention reads all of it.
+_PROMPT_ENTRIES = 2048
 _FROM_HOST = ("forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows")
 
 
@@ -100,6 +104,21 @@ class OnnxRuntimeBackend:
         self._binding = None
         return any(relaid)
 
+    def expect(self, shape: Shape) -> None:
+        left = _PART
+        for tensor in self._caches:
+            left -= self._arenas[tensor.name].touch(shape, left)
+
+    def fill(self, slot: int, memory: _Memory) -> Iterator[None]:
+        copied = 0
+        for tensor in self._caches if self._prefill is not None else ():
+            entries = memory.tensors[tensor.name][memory.row, :, : memory.length]
+            self._arenas[tensor.name].view[slot, :, : memory.length] = entries
+            copied += entries.nbytes
+            if copied >= _PART:
+                yield
+                copied = 0
+
     def place(self, slot: int, memory: _Memory, start: Start) -> None:
         for arena in self._arenas.values():
             if arena.tensor.kind is not StateKind.CACHE:  # a cache's old entries are masked, and finite
@@ -109,7 +128,10 @@ class OnnxRuntimeBackend:
         self._arenas["width"].view[slot] = start.width
         self._arenas["independent"].view[slot] = start.independent
         if self._prefill is not None:
-            self._place_prompt(slot, memory)
+            # The prompt's entries stand once, and all beams see them.
+            self._arenas["ancestry"].view[slot, :, : memory.length] = True
+            self._arenas["positions"].view[slot] = memory.length
+            self._arenas["write_index"].view[slot] = memory.length
         for tensor in self._recurrent:
             if tensor.name in memory.tensors:  # without an encoder they begin as zeros
                 self._arenas[tensor.name].view[slot] = memory.tensors[tensor.name][memory.row]  # the same for all beams
@@ -121,15 +143,6 @@ class OnnxRuntimeBackend:
                 target[cut] = source[cut]
             else:
                 target[...] = source
-
-    def _place_prompt(self, slot: int, memory: _Memory) -> None:
-        """Its entries stand once, and all beams see them."""
-        length = memory.length
-        for tensor in self._caches:
-            self._arenas[tensor.name].view[slot, :, :length] = memory.tensors[tensor.name][memory.row, :, :length]
-        self._arenas["ancestry"].view[slot, :, :length] = True
-        self._arenas["positions"].view[slot] = length
-        self._arenas["write_index"].view[slot] = length
 
     def move(self, source: int, target: int) -> None:
         for arena in self._arenas.values():
@@ -229,23 +242,18 @@ class OnnxRuntimeBackend:
         rows = len(lengths)
         arenas = tuple(Arena(tensor, rows, Shape(rows, 1, max(lengths), 1)) for tensor in self._caches)
         tensors: dict[str, NDArray[Any]] = {}
-        _lay_out(tensors, arenas, max((prefix.length for prefix in known if prefix is not None), default=0), 0)
+        _lay_out(tensors, arenas, min(max(lengths), _PROMPT_ENTRIES), 0)
         for row, prefix in enumerate(known):
             if prefix is not None:
+                _make_room(tensors, arenas, prefix.length)
                 for name, values in tensors.items():
                     values[row, :, : prefix.length] = prefix.tensors[name][prefix.row, :, : prefix.length]
         return [_Memory(tensors, row, length, arenas) for row, length in enumerate(lengths)]
 
     def take_in(self, memories: Sequence[_Memory], chunk: PromptChunk) -> None:
         assert self._prefill is not None
-        tensors = memories[0].tensors
-        needed = int(chunk.starts.max()) + chunk.tokens.shape[1]
-        entries = next(iter(tensors.values())).shape[2]
-        if needed > entries:
-            # Attention reads the whole axis, so it only has what is needed, and a little more, not to grow every time.
-            longest = max(memory.length for memory in memories)
-            entries = max(needed, min(longest, needed * 5 // 4))
-            _lay_out(tensors, memories[0].arenas, entries, len(memories))
+        tensors, rows = memories[0].tensors, slice(memories[0].row, memories[-1].row + 1)
+        entries = _make_room(tensors, memories[0].arenas, int(chunk.starts.max()) + chunk.tokens.shape[1])
         # A token sees all that was before it in its prompt, and itself.
         last = chunk.starts[:, None] + np.arange(chunk.tokens.shape[1])
         visible = np.arange(entries)[None, None, :] <= last[:, :, None]
@@ -254,16 +262,16 @@ class OnnxRuntimeBackend:
         for name, array in small.items():
             _bind_input(binding, name, array)
         for tensor in self._caches:
-            _bind_input(binding, tensor.name, tensors[tensor.name])
-            _bind_output(binding, tensor.output, tensors[tensor.name])
+            _bind_input(binding, tensor.name, tensors[tensor.name][rows])
+            _bind_output(binding, tensor.output, tensors[tensor.name][rows])
         self._prefill.run_with_iobinding(binding)
 
     def prefix(self, memory: _Memory, length: int) -> tuple[_Memory, int]:
-        copies = {
-            name: np.ascontiguousarray(values[memory.row : memory.row + 1, :, :length])
-            for name, values in memory.tensors.items()
-        }
-        return _Memory(copies, 0, length), sum(values.nbytes for values in copies.values())
+        values = memory.tensors
+        if any(len(tensor) > 1 for tensor in values.values()):  # others were made with it, who need not stay
+            values = {name: tensor[memory.row : memory.row + 1, :, :length].copy() for name, tensor in values.items()}
+            memory = _Memory(values, 0, length)
+        return replace(memory, length=length), sum(tensor.nbytes for tensor in values.values())
 
     def _bind(self) -> ort.IOBinding:
         """Binds every arena at the current shape, and fresh buffers for what a step returns."""
@@ -307,8 +315,17 @@ class OnnxRuntimeBackend:
         self.zero(0)
 
 
+def _make_room(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], needed: int) -> int:
+    """For so many entries of prompts that are taken in together; returns how many there is room for."""
+    entries = int(arenas[0].view.shape[2])
+    if needed > entries:
+        entries = max(needed, min(arenas[0].largest.cache, -(-needed // _PROMPT_ENTRIES) * _PROMPT_ENTRIES))
+        _lay_out(tensors, arenas, entries, arenas[0].slots)
+    return entries
+
+
 def _lay_out(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], entries: int, rows: int) -> None:
-    """Gives prompts room for so many entries; what `rows` of them have is kept."""
+    """What `rows` of them have is kept."""
     for arena in arenas:
         arena.resize(Shape(arena.slots, 1, entries, 1), rows)
         tensors[arena.tensor.name] = arena.view

@@ -26,6 +26,7 @@ from serving.engine.flights import Flights
 from serving.engine.inbox import Inbox
 from serving.engine.intake import EncoderIntake, Intake
 from serving.engine.job import Job
+from serving.engine.joining import Joining
 from serving.engine.plan import Plan
 from serving.engine.prefix_cache import PrefixCache
 from serving.engine.prompts import PromptIntake
@@ -76,6 +77,7 @@ class Engine:
         self._clock = clock
         self._scheduler: Scheduler[Job] = Scheduler(plan.slots)
         self._room = Room(backend, plan)
+        self._joining = Joining(backend)
         self._flights = Flights(backend, run_ahead)
         self._inbox: Inbox[Job] = Inbox(Admission(manifest.name, plan.slots, max_queue, early_refusal))
         self._intake: Intake
@@ -154,6 +156,7 @@ class Engine:
         self._scoring.fail(error)
         for job in self._scheduler.give_up_all():
             self._resolve(job, error, Outcome.FAILED)
+        self._joining.keep(self._scheduler.is_preparing)
         while waiting := self._scheduler.next_in_line():
             self._inbox.left(waiting)
             for job in waiting:
@@ -200,18 +203,22 @@ class Engine:
         now = self._clock()
         if queued or self._scheduler.preparing:
             self._counts.encode_seconds += now - began
-        if not ready:
+        self._joining.keep(self._scheduler.is_preparing)
+        self._joining.add(ready)
+        if not self._joining.jobs:
+            if self._scheduler.preparing and self._scheduler.active:
+                self._room.expect(self._scheduler.active, self._scheduler.in_preparation())
             return
         if self._flights.under_way:  # what it writes has its place before others get theirs
             self._settle(*self._flights.collect())
-        rows = len(self._scheduler.active)
-        self._make_room([*self._scheduler.active, *(each.job for each in ready)], rows)
-        for each in ready:
+        active = self._scheduler.active
+        self._make_room(len(active) + len(self._joining.jobs))
+        while (each := self._joining.next(len(active), others_run=bool(active))) is not None:
             job = each.job
             job.started, job.encode_seconds = job.started or began, now - (job.started or began)
             slot = self._scheduler.start(job)
             self._backend.place(slot, each.memory, job.start())
-        self._counts.admitted += len(ready)
+            self._counts.admitted += 1
 
     def _could_not_prepare(self, job: Job, error: Exception) -> None:
         self._scheduler.give_up(job)
@@ -219,8 +226,10 @@ class Engine:
 
     # -- decode --------------------------------------------------------------------------------------------------
 
-    def _make_room(self, jobs: Sequence[Job], rows: int) -> None:
-        copies = self._room.fit(jobs, rows)
+    def _make_room(self, batch: int) -> None:
+        """For a step of so many, with those in mind who are about to join."""
+        active, joining = self._scheduler.active, self._joining
+        copies = self._room.fit(active, joining.jobs, batch, kept=max(len(active), joining.rows))
         self._counts.relayouts += copies.relayouts
         self._counts.compactions += copies.compactions
 
@@ -244,7 +253,7 @@ class Engine:
         """Asks for a step, where none is under way; and for the one behind it, where that can be known already."""
         jobs, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
         if not self._flights.under_way:
-            self._make_room(jobs, len(jobs))
+            self._make_room(len(jobs))
             self._flights.launch(jobs, step_inputs(jobs, self._room.shape.beams, vocabulary))
         if self._flights.may_follow(jobs, self._room.shape, self._scheduler.waiting > 0):
             self._flights.launch(jobs, step_inputs(jobs, self._room.shape.beams, vocabulary, ahead=1))

@@ -27,19 +27,29 @@ class Room:
         self._plan = plan
         self.shape = Shape(0, 0, 0, 0)
 
-    def fit(self, jobs: Sequence[Job], rows: int) -> Copies:
-        """Fits the arenas to the next step of these requests; the first `rows` of them are already in their slots."""
+    def fit(self, active: Sequence[Job], coming: Sequence[Job], batch: int, kept: int) -> Copies:
+        """Fits the arenas to a step of `batch` of these requests, and to those who will join them; the first `kept`
+        slots hold something."""
+        jobs = [*active, *coming]
         beams = max(job.search.width for job in jobs)
         needed = _needed(jobs, beams)
         compactions = 0
         if needed > self.shape.cache:
-            compactions = sum(self._compact(slot, job, beams) for slot, job in enumerate(jobs[:rows]))
+            compactions = sum(self._compact(slot, job, beams) for slot, job in enumerate(active))
             needed = _needed(jobs, beams)
         cache = self._cache_length(needed, beams, compacted=compactions > 0)
-        shape = Shape(len(jobs), beams, cache, self._source_length(jobs))
-        relaid = shape != self.shape and self._backend.resize(shape, rows)
+        shape = Shape(batch, beams, cache, self._source_length(jobs))
+        relaid = shape != self.shape and self._backend.resize(shape, kept)
         self.shape = shape
         return Copies(int(relaid), compactions)
+
+    def expect(self, active: Sequence[Job], coming: Sequence[Job]) -> None:
+        """Tells the device of prompts that will have their slots in a while."""
+        jobs = [*active, *coming]
+        beams = max(job.search.width for job in jobs)
+        cache = self._plan.cache_bucket(min(_needed(jobs, beams) + _STEPS_AHEAD * beams, self._plan.largest.cache))
+        if cache > self.shape.cache:
+            self._backend.expect(Shape(len(jobs), beams, cache, self._source_length(jobs)))
 
     def _cache_length(self, needed: int, beams: int, compacted: bool) -> int:
         current = self.shape.cache

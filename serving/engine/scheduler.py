@@ -140,6 +140,9 @@ class Scheduler(Generic[R]):
         """False once a sweep has dropped it."""
         return request.id in self._preparing
 
+    def in_preparation(self) -> list[R]:
+        return list(self._preparing.values())
+
     def give_up(self, request: R) -> None:
         """Its preparation failed."""
         del self._preparing[request.id]

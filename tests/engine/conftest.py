@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.engines import KINDS, served_by
+from tests.support.lm_harness import Harness
+from tests.support.tiny_lm import TinyModel
 
-_OVER_GRAPHS = ("test_engine", "test_search_exact", "test_generation")
+_OVER_GRAPHS = ("test_engine", "test_search_exact", "test_generation", "test_prompts")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,6 +19,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marks = {kind: [] if kind == KINDS[0] else [pytest.mark.full] for kind in KINDS}
         kinds = [pytest.param(kind, marks=marks[kind], id=kind) for kind in KINDS[: 1 if only_one else None]]
         metafunc.parametrize("backend_kind", kinds, indirect=True)
+
+
+@pytest.fixture
+def harness(tiny_lm: TinyModel) -> Harness:
+    return Harness(tiny_lm)
 
 
 @pytest.fixture(autouse=True)

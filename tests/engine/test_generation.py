@@ -1,99 +1,19 @@
-"""The engine over a decoder-only model: prompts in chunks, samples, what is told before the end, the prefix cache."""
+"""The engine over a decoder-only model: its own answers, memory, samples, what is told before the end."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
-from typing import cast
 
 import pytest
 import torch
 
-from serving.backends.base import PromptChunk
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.engine import prompts
-from serving.engine.request import DecodingOptions, FinishReason, Piece, Request, Result
-from serving.engine.stats import StepStats
-from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
-from tests.support.engines import Answer, arenas, make_engine
+from serving.engine.request import DecodingOptions, FinishReason
+from tests.support.engines import arenas
+from tests.support.lm_harness import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, Harness, prompt, same
 from tests.support.plain_search import plain_search
 from tests.support.ties import same_or_tie
-from tests.support.tiny_lm import CONTEXT, EOS, VOCABULARY, TinyModel
-
-GREEDY = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=25)
-BEAM = replace(GREEDY, beam_size=4, num_hypotheses=4)
-SAMPLE = replace(GREEDY, temperature=1.0, seed=11)
-ENDLESS = replace(GREEDY, min_length=GREEDY.max_length)
-FOUR = replace(ENDLESS, beam_size=4, num_hypotheses=4, temperature=1.0)
-
-
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    chance = random.Random(1000 * seed + length)
-    return tuple(chance.randrange(3, VOCABULARY) for _ in range(length))
-
-
-class Harness:
-    """An engine that a test steps by hand, and everything that it says."""
-
-    def __init__(self, model: TinyModel, slots: int = 8, cache: int = 0) -> None:
-        self.now = 0.0
-        self.stats: list[StepStats] = []
-        self.answers: dict[int, Answer] = {}
-        self.pieces: dict[int, list[Piece]] = {}
-        self.engine = make_engine(
-            model.folder,
-            model.manifest,
-            slots,
-            max_queue=1000,
-            prefix_cache_bytes=cache,
-            observe=self.stats.append,
-            clock=lambda: self.now,
-        )
-        self.backend = cast(OnnxRuntimeBackend, self.engine._backend)  # or one with the same methods
-
-    def submit(self, source: tuple[int, ...], options: DecodingOptions, deadline: float | None = None) -> int:
-        request = Request(
-            source,
-            options,
-            lambda answer: self._answered(request.id, answer),
-            deadline,
-            lambda piece: self.pieces[request.id].append(piece),
-        )
-        self.pieces[request.id] = []
-        self.engine.submit(request)
-        return request.id
-
-    def _answered(self, number: int, answer: Answer) -> None:
-        assert number not in self.answers, "answered twice"
-        self.answers[number] = answer
-
-    def finish(self) -> None:
-        while self.engine.busy:
-            self.engine.step()
-
-    def result(self, number: int) -> Result:
-        answer = self.answers[number]
-        assert isinstance(answer, Result), answer
-        return answer
-
-    def answer(self, source: tuple[int, ...], options: DecodingOptions) -> Result:
-        number = self.submit(source, options)
-        self.finish()
-        return self.result(number)
-
-
-@pytest.fixture
-def harness(tiny_lm: TinyModel) -> Harness:
-    return Harness(tiny_lm)
-
-
-def same(one: Result, other: Result) -> bool:
-    return all(
-        same_or_tie(mine.tokens, mine.token_log_probs, yours.tokens, yours.token_log_probs)
-        for mine, yours in zip(one.hypotheses, other.hypotheses, strict=True)
-    )
-
+from tests.support.tiny_lm import EOS, TinyModel
 
 # -- the model's own answers ---------------------------------------------------------------------------------------
 
@@ -132,97 +52,6 @@ def test_scores_are_the_models_log_probabilities(tiny_lm: TinyModel, harness: Ha
         assert [[token for token, _ in each] for each in hypothesis.alternatives] == best.indices.tolist()
         for each, values in zip(hypothesis.alternatives, best.values.tolist(), strict=True):
             assert [value for _, value in each] == pytest.approx(values, abs=1e-3)
-
-
-# -- prompts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chunk", [8, 24])
-def test_an_answer_does_not_depend_on_chunks_or_neighbours(
-    tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    """Alone and in one chunk; in a crowd that joins by and by, in small ones."""
-    choices = (GREEDY, BEAM, SAMPLE, replace(FOUR, seed=5), replace(GREEDY, repetition_penalty=1.3))
-    crowd = [(prompt(length, seed=1), choices[length % 5]) for length in (1, 2, 7, 8, 9, 30, 31, 33, 100, 101, 200, 3)]
-    alone = [Harness(tiny_lm).answer(source, options) for source, options in crowd]
-    monkeypatch.setattr(prompts, "LARGEST_CHUNK", chunk)
-    together = Harness(tiny_lm, slots=5)
-    numbers = []
-    for source, options in crowd:
-        numbers.append(together.submit(source, options))
-        together.engine.step()
-    together.finish()
-    for number, expected in zip(numbers, alone, strict=True):
-        assert same(together.result(number), expected)
-
-
-@pytest.mark.one_backend("where the engine runs ahead, a step may bring two tokens")
-def test_a_long_prompt_does_not_stop_the_others(harness: Harness) -> None:
-    """Everybody who decodes gets a token at every step while a prompt of hundreds of tokens is taken in."""
-    running = [harness.submit(prompt(5, seed), replace(ENDLESS, max_length=200, min_length=200)) for seed in range(3)]
-    harness.engine.step()
-    late = harness.submit(prompt(400), GREEDY)
-    before = len(harness.stats)
-    told = Counter({number: len(harness.pieces[number]) for number in running})
-    while not harness.pieces[late] and late not in harness.answers:
-        harness.engine.step()
-    steps = len(harness.stats) - before
-    assert steps >= 400 // prompts.LARGEST_CHUNK + 1
-    assert all(stats.active >= 3 for stats in harness.stats[before:])
-    for number in running:
-        assert len(harness.pieces[number]) - told[number] == steps
-
-
-def test_a_chunk_takes_about_as_long_as_a_step() -> None:
-    """A device where the weights' reading costs as much as ten tokens."""
-    pace = prompts.Pace()
-    step = 0.030
-    for _ in range(30):
-        pace.stepped(step)
-        tokens = pace.tokens(others_wait=True)
-        pace.took(tokens, 0.020 + 0.002 * tokens)
-    assert 0.020 + 0.002 * pace.tokens(others_wait=True) < 2 * step
-    assert pace.tokens(others_wait=False) == prompts.LARGEST_CHUNK
-
-
-def test_a_prompt_in_preparation_can_be_cancelled_and_be_late(harness: Harness) -> None:
-    running = harness.submit(prompt(4), replace(ENDLESS, max_length=100, min_length=100))
-    harness.engine.step()
-    cancelled, late = harness.submit(prompt(300), GREEDY), harness.submit(prompt(310), GREEDY, deadline=5.0)
-    harness.engine.step()
-    assert harness.stats[-1].active == 1
-    harness.engine.cancel(cancelled)
-    harness.now = 5.0
-    harness.engine.step()
-    assert isinstance(harness.answers[cancelled], Cancelled)
-    assert isinstance(harness.answers[late], DeadlinePassed)
-    harness.finish()
-    harness.result(running)
-    assert harness.engine._scheduler.preparing == 0
-
-
-def test_a_prompt_that_breaks_the_device_fails_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_in = harness.backend.take_in
-
-    def picky(memories: list[object], chunk: PromptChunk) -> None:
-        if (chunk.tokens == 13).any():
-            raise RuntimeError("poisoned")
-        take_in(memories, chunk)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(harness.backend, "take_in", picky)
-    good = [harness.submit((5, 6, 7, 8 + seed, 9), GREEDY) for seed in range(3)]
-    bad = harness.submit((5, 6, 13, 7, 9), GREEDY)
-    harness.finish()
-    assert isinstance(harness.answers[bad], ComputeError)
-    for number in good:
-        harness.result(number)
-
-
-def test_what_can_never_fit_is_refused(tiny_lm: TinyModel, harness: Harness) -> None:
-    wide = replace(FOUR, beam_size=8, num_hypotheses=8, max_length=CONTEXT - 100)
-    with pytest.raises(InvalidRequest, match=r"may need 3387 cache entries .* holds 1024"):
-        harness.submit(prompt(100), wide)
-    assert harness.answer(prompt(200), replace(wide, max_length=100, min_length=100)).hypotheses
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -374,41 +203,3 @@ def test_whoever_has_seen_enough_stops_one_sample_or_a_whole_search(harness: Har
     reasons = [each.finish_reason for each in harness.result(samples).hypotheses]
     assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.STOP, FinishReason.LENGTH]
     assert len(harness.result(samples).hypotheses[2].tokens) < 10
-
-
-# -- the prefix cache ----------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_that_begins_as_a_recent_one_reuses_its_entries(tiny_lm: TinyModel) -> None:
-    system = prompt(100)
-    questions = [(*system, *prompt(length, seed=9)) for length in (1, 5, 20)]
-    expected = [Harness(tiny_lm).answer(question, BEAM) for question in questions]
-    harness = Harness(tiny_lm, cache=1 << 30)
-    found = [harness.answer(question, BEAM) for question in questions]
-    again = harness.answer(questions[1], BEAM)
-    assert [each.cached_tokens for each in found] == [0, 100, 100]
-    assert again.cached_tokens == 104  # all but the last token, which a step takes in
-    for mine, other in zip([*found, again], [*expected, expected[1]], strict=True):
-        assert same(mine, other)
-    assert sum(stats.cached_prompt_tokens for stats in harness.stats) == 304
-    assert sum(stats.prompt_tokens for stats in harness.stats) == 101 + 105 + 120 + 105
-
-
-def test_the_prefix_cache_is_bounded_and_forgets_what_is_oldest(tiny_lm: TinyModel) -> None:
-    entry = 2 * 2 * 32 * 4  # layers, keys and values, width, bytes
-    harness = Harness(tiny_lm, cache=250 * entry)
-    sizes = []
-    for seed in (1, 2, 1, 3):  # the second use of 1 leaves 2 as the oldest
-        harness.answer(prompt(101, seed), GREEDY)
-        sizes.append(harness.stats[-1].prefix_cache_bytes)
-    assert sizes == [100 * entry, 200 * entry, 200 * entry, 200 * entry]
-    assert harness.answer(prompt(101, 1), GREEDY).cached_tokens == 100
-    assert harness.answer(prompt(101, 2), GREEDY).cached_tokens == 0
-    harness.answer(prompt(400, 5), GREEDY)  # larger than the whole cache
-    assert harness.stats[-1].prefix_cache_bytes <= 250 * entry
-
-
-def test_without_a_prefix_cache_nothing_is_kept(harness: Harness) -> None:
-    for _ in range(2):
-        assert harness.answer(prompt(60), GREEDY).cached_tokens == 0
-    assert harness.stats[-1].prefix_cache_bytes == 0

@@ -10,8 +10,8 @@ from serving.engine.request import DecodingOptions, Request
 from serving.engine.scoring import ScoringRequest
 from serving.engine.stats import Outcome
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
-from tests.engine.test_generation import Harness, prompt
 from tests.support.engines import make_engine
+from tests.support.lm_harness import Harness, prompt
 from tests.support.marian_shape import PAD, MarianShape
 from tests.support.tiny_lm import TinyModel
 
