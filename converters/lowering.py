@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from converters.lowering_check import PrecisionCheck, compare
 from converters.passes.half import half_state, simulated, to_half
+from converters.passes.int4 import quantise_blocks
 from converters.passes.int8 import quantise_weights
 from converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
 from serving.errors import ConversionError, ParityFailure
@@ -40,19 +41,26 @@ def _half(precision: str, simulate: Callable[[ir.Model], None] | None = None) ->
     )
 
 
-def _quantise(model: ir.Model, state: Sequence[StateTensor]) -> None:
-    restore_full_precision(model)
-    quantise_weights(model)
+def _few_bits(quantise: Callable[[ir.Model], int]) -> Lowering:
+    """Only weights change; what lives in a slot stays as it is."""
+
+    def graph(model: ir.Model, state: Sequence[StateTensor]) -> None:
+        restore_full_precision(model)
+        quantise(model)
+
+    return Lowering(graph, tuple)
 
 
 LOWERINGS: Mapping[str, Lowering] = {
     "float16": _half("float16"),
     "bfloat16": _half("bfloat16", simulated),
-    "int8": Lowering(_quantise, tuple),  # only weights change; what lives in a slot stays as it is
+    "int8": _few_bits(quantise_weights),
+    "int4": _few_bits(quantise_blocks),
 }
 _ADVICE = {
     "float16": ". Try --precision bfloat16, whose numbers are as large as float32's",
     "int8": ". It needs --precision float32",
+    "int4": ". Try --precision int8",
 }
 
 

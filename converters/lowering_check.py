@@ -16,8 +16,8 @@ _LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34) * 4
 # Largest and mean difference of a log-probability. The shipped model shows 0.005 and 0.0005 in float16, 0.06 and 0.01
 # in bfloat16; ten times as much is another model. 8-bit weights move single words by more, and many beams: there the
 # mean decides, and a mistake would make it far larger.
-_LIMITS = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.1), "int8": (None, 0.5)}
-_SAME_BEST = {"float16": 0.8, "bfloat16": 0.5, "int8": 0.0}
+_LIMITS = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.1), "int8": (None, 0.5), "int4": (None, 1.0)}
+_SAME_BEST = {"float16": 0.8, "bfloat16": 0.5, "int8": 0.0, "int4": 0.0}
 
 
 @dataclass(frozen=True)

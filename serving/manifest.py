@@ -20,7 +20,7 @@ MANIFEST_FILE = "manifest.json"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Id = Annotated[int, Field(ge=0)]
-Precision = Literal["float32", "float16", "bfloat16", "int8"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 

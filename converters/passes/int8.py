@@ -1,7 +1,7 @@
 """8-bit weights, portably: each large matrix becomes int8 behind a per-channel `DequantizeLinear`.
 
 Every runtime understands that, TensorRT too. What makes it fast on a CPU (8-bit products) is derived from it when a
-server loads the graph; see `serving/backends/int8_dialect.py`.
+server loads the graph; see `serving/backends/dialect.py`.
 
 A channel is what one output of a product sums over: a column of a matrix [in, out]; a row of an embedding [words,
 width], which is also what a lookup takes and, where the output layer is tied to it, what gives one word's logit.
@@ -9,7 +9,7 @@ width], which is also what a lookup takes and, where the output layer is tied to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -44,12 +44,17 @@ def _axis_of_use(node: ir.Node, index: int) -> int | None:
     if node.op_type == "MatMul" and index == 1 and _rank(node.inputs[1]) == 2:
         return 1
     if node.op_type == "Gather" and index == 0 and node.attributes.get_int("axis", 0) == 0:
-        return 0
+        return None if _turns(node.outputs[0].uses()) else 0
     if node.op_type == "Transpose" and _rank(node.inputs[0]) == 2 and _all_products(node.outputs[0].uses()):
         return 0
     if node.op_type in _RECURRENT and index in (1, 2):  # [directions, gates * width, in]
         return 1
     return None
+
+
+def _turns(uses: Iterable[tuple[ir.Node, int]]) -> bool:
+    """Sines and cosines: as small as they are, rounding them would shift every position."""
+    return any(node.op_type == "RotaryEmbedding" for node, _ in uses)
 
 
 def _all_products(uses: Iterable[tuple[ir.Node, int]]) -> bool:
@@ -74,16 +79,21 @@ def _quantise(graph: ir.Graph, value: ir.Value, axis: int) -> None:
     assert value.const_value is not None
     name = str(value.name)
     stored, scale = quantised(value.const_value.numpy(), axis)
-    inputs = [_initializer(graph, f"{name}_int8", stored), _initializer(graph, f"{name}_scale", scale)]
+    inputs = [add_initializer(graph, f"{name}_int8", stored), add_initializer(graph, f"{name}_scale", scale)]
     node = ir.node("DequantizeLinear", inputs, attributes={"axis": axis}, name=f"{name}_dequantise")
-    node.outputs[0].name = f"{name}_float"
-    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
-    ir.convenience.replace_all_uses_with(value, node.outputs[0])
+    put_in_place(graph, value, [node])
+
+
+def put_in_place(graph: ir.Graph, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
+    """What these nodes make of stored weights takes the place of the weights themselves."""
+    name, found = str(value.name), nodes[-1].outputs[0]
+    found.name, found.type, found.shape = f"{name}_float", value.type, value.shape
+    ir.convenience.replace_all_uses_with(value, found)
     del graph.initializers[name]
-    graph.insert_before(graph[0], node)
+    graph.insert_before(graph[0], nodes)
 
 
-def _initializer(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, array: NDArray[np.generic]) -> ir.Value:
     tensor = ir.Tensor(array, name=name)
     value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
     graph.register_initializer(value)

@@ -27,8 +27,8 @@ from serving.backends.base import (
     StepInputs,
     StepOutputs,
 )
+from serving.backends.dialect import in_dialect
 from serving.backends.in_place import refuse_copies
-from serving.backends.int8_dialect import fast_int8
 from serving.backends.padding import pad, score_feeds
 from serving.engine.request import Source
 from serving.errors import ModelError
@@ -85,7 +85,7 @@ class OnnxRuntimeBackend:
         self._binding: ort.IOBinding | None = None
 
     def _open(self, file: str) -> ort.InferenceSession:
-        return open_session(self._folder / file, self._threads, int8=self.manifest.precision == "int8")
+        return open_session(self._folder / file, self._threads, few_bits=self.manifest.precision in ("int8", "int4"))
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ def _lay_out(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], entries:
         tensors[arena.tensor.name] = arena.view
 
 
-def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceSession:
+def open_session(path: Path, threads: int, few_bits: bool = False) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -342,11 +342,11 @@ def open_session(path: Path, threads: int, int8: bool = False) -> ort.InferenceS
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         graph: str | bytes = str(path)
-        if int8:
+        if few_bits:
             # What stays behind a DequantizeLinear must not become a product of the runtime's own, slower choice.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            graph = fast_int8(path)
+            graph = in_dialect(path)
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error

@@ -109,7 +109,7 @@ def test_what_make_test_gpu_checks(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
 def test_other_precisions(
     kind: str, precision: str, plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda

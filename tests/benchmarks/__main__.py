@@ -11,6 +11,7 @@ from serving.repository import newest, scan
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.live_tree import english_sentences, print_live_tree
+from tests.benchmarks.made import ROOT
 from tests.benchmarks.measure import (
     BEAMLINE,
     BEAMLINE_INT8,
@@ -44,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a converted version, for the live tree (default: the newest en-de)")
     parser.add_argument("--text", type=Path, help="its sentences, one a line (default: Python's documentation)")
     parser.add_argument("--lines", type=int, default=200, help="how many of them (default: 200)")
-    parser.add_argument("--cache", type=Path, default=shape.ROOT / ".bench", help="where the models are kept")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".bench", help="where the models are kept")
     return parser.parse_args()
 
 
@@ -76,7 +77,7 @@ def _speed(options: argparse.Namespace) -> None:
 def _tree(options: argparse.Namespace) -> None:
     folder = options.model
     if folder is None:
-        root = shape.ROOT / "model_repo"
+        root = ROOT / "model_repo"
         versions = scan(root).models.get("en-de", ()) if root.is_dir() else ()
         if not versions:
             print("\nThe live tree: no model_repo/en-de here; name a converted version with --model.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.benchmarks.shape import ROOT
+from tests.benchmarks.made import ROOT
 
 _PEERS = Path(__file__).parent / "peers"
 # One installation per file, in this order: asked for beside others, torch may come with gigabytes of CUDA.
@@ -17,6 +18,8 @@ _REQUIREMENTS = {
     "genai": ("torch.txt", "transformers.txt", "genai_builder.txt", "genai.txt"),
     "g2p_en": ("numpy.txt", "g2p_en.txt"),
 }
+# What is built beside llama.cpp itself, for pictures and sound, would take as long again.
+_VARIABLES = {"llama_cpp.txt": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}
 # nltk, which g2p-en needs for its dictionary only, would download data.
 _OPTIONS = {"g2p_en.txt": ("--no-deps",)}
 
@@ -33,6 +36,7 @@ def python_of(peer: str) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     for file in files:
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-        subprocess.run([*pip, *_OPTIONS.get(file.name, ()), "-r", str(file)], check=True)
+        command = [*pip, *_OPTIONS.get(file.name, ()), "-r", str(file)]
+        subprocess.run(command, check=True, env={**os.environ, **_VARIABLES.get(file.name, {})})
     ready.write_text(wanted)
     return python

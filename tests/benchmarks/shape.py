@@ -6,12 +6,8 @@ its logit, far below the best ones of 58,101. The padding word's is zero too, be
 
 from __future__ import annotations
 
-import hashlib
 import random
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,11 +21,11 @@ from converters.modules.graphs import SearchConstants
 from converters.modules.transformer import Transformer
 from converters.modules.transformer_graphs import TransformerSteps
 from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
-from tests.support.int8 import write_int8
+from tests.benchmarks.made import ROOT, converters, hash_of, once
+from tests.support.few_bits import write_few_bits
 from tests.support.marian_shape import NO_FILE
 from tests.support.processes import run_beamline
 
-ROOT = Path(__file__).parents[2]
 SOURCE_LENGTH = 26  # with the end word
 TARGET_LENGTH = 30
 _VOCABULARY = 58_101
@@ -44,13 +40,13 @@ def sentences(count: int, seed: int = 0) -> list[list[int]]:
 
 def original(cache: Path) -> Path:
     """The Hugging Face directory."""
-    return _once(cache / f"marian-{_hash(Path(__file__))}", _write_original)
+    return once(cache / f"marian-{hash_of(Path(__file__))}", _write_original)
 
 
 def for_beamline(cache: Path) -> Path:
     """Converted for us, anew whenever a converter has changed."""
     source = original(cache)
-    return _once(cache / f"beamline-{_hash_of_converters()}", lambda folder: _export(source, folder))
+    return once(cache / f"beamline-{_hash_of_converters()}", lambda folder: _export(source, folder))
 
 
 def for_beamline_in_int8(cache: Path) -> Path:
@@ -58,9 +54,9 @@ def for_beamline_in_int8(cache: Path) -> Path:
     exported = for_beamline(cache)
 
     def quantise(folder: Path) -> None:
-        write_int8(exported, folder)
+        write_few_bits(exported, folder, "int8")
 
-    return _once(cache / f"beamline_int8-{_hash_of_converters()}", quantise)
+    return once(cache / f"beamline_int8-{_hash_of_converters()}", quantise)
 
 
 def for_ctranslate2(cache: Path, python: Path) -> Path:
@@ -80,7 +76,7 @@ def _in_ctranslate2(cache: Path, how: str, source: Path, made_of: Path, python: 
         subprocess.run([python, "-m", script, source, folder / "model"], cwd=ROOT, check=True)
 
     return (
-        _once(cache / f"ctranslate2_{how}-{_hash(made_of, ROOT / (script.replace('.', '/') + '.py'))}", convert)
+        once(cache / f"ctranslate2_{how}-{hash_of(made_of, ROOT / (script.replace('.', '/') + '.py'))}", convert)
         / "model"
     )
 
@@ -94,8 +90,8 @@ def converted(cache: Path, checkpoint: Path, precision: str) -> Path:
         if found.returncode:
             raise SystemExit(found.stderr)
 
-    made_of = _hash(checkpoint / "model.safetensors", ROOT / "serving" / "manifest.py", *_converters())
-    return _once(cache / f"repository_{precision}-{made_of}", convert)
+    made_of = hash_of(checkpoint / "model.safetensors", *converters())
+    return once(cache / f"repository_{precision}-{made_of}", convert)
 
 
 def _write_original(folder: Path) -> None:
@@ -175,34 +171,5 @@ def _export(source: Path, folder: Path) -> None:
     (folder / MANIFEST_FILE).write_text(manifest.to_json())
 
 
-def _once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Made under another name first, so that an interrupted run leaves nothing half done. What an older version of the
-    code made is removed: it is large, and nobody asks for it again."""
-    if folder.is_dir():
-        return folder
-    print(f"making {folder} ...", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))  # another run may be at it, too
-    try:
-        make(unfinished)
-        if not folder.is_dir():
-            unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    kind = folder.name.rpartition("-")[0]
-    for old in folder.parent.glob(f"{kind}-*"):
-        if old != folder:
-            shutil.rmtree(old, ignore_errors=True)
-    return folder
-
-
 def _hash_of_converters() -> str:
-    return _hash(Path(__file__), *_converters(), ROOT / "serving" / "manifest.py")
-
-
-def _converters() -> list[Path]:
-    return sorted((ROOT / "converters").rglob("*.py"))
-
-
-def _hash(*paths: Path) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+    return hash_of(Path(__file__), *converters())

@@ -20,6 +20,7 @@ from converters.tensorrt.version import graphs
 from serving.backends.device import item_bytes
 from serving.manifest import Manifest, read_manifest
 from tests.benchmarks import shape
+from tests.benchmarks.made import ROOT
 
 MIB = 2**20
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--compute-capability", default="86")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--buckets", default="", help="cache lengths, e.g. 64,256 (default: as `beamline build`)")
-    parser.add_argument("--cache", type=Path, default=shape.ROOT / ".bench", help="where the model is kept")
+    parser.add_argument("--cache", type=Path, default=ROOT / ".bench", help="where the model is kept")
     options = parser.parse_args()
     folder = shape.for_beamline(options.cache.resolve())
     manifest = read_manifest(folder)

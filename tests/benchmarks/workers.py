@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.benchmarks.shape import ROOT, TARGET_LENGTH
+from tests.benchmarks.made import ROOT
+from tests.benchmarks.shape import TARGET_LENGTH
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def test_the_example_on_an_emulated_gpu(example: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8", "int4"])
 def test_the_example_compiles_in_every_precision(example: Path, precision: str, tmp_path: Path) -> None:
     compile_lowered(example / "repository" / "own" / "1", tmp_path / "lowered", precision)
 

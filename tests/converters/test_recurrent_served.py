@@ -73,7 +73,7 @@ def test_its_graphs_compile_for_tensorrt(served: Served) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["float16", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "int8", "int4"])
 def test_its_graphs_compile_in_other_precisions(served: Served, precision: str, tmp_path: Path) -> None:
     compile_lowered(served.folder, tmp_path / "lowered", precision)
 

@@ -16,7 +16,7 @@ from serving.backends.make import Made, make_backend, make_pooled
 from serving.devices import Choice, choose, look
 from serving.engine.pooled import PooledBackend
 from serving.errors import BeamlineError
-from serving.manifest import AnyManifest, Manifest, PooledManifest, read_any_manifest
+from serving.manifest import PRECISIONS, AnyManifest, Manifest, PooledManifest, read_any_manifest
 from tests.support.marian_shape import MarianShape
 
 BUCKETS, SLOTS = (64, 256), 32
@@ -62,7 +62,7 @@ def build_plans(folder: Path, manifest: AnyManifest, choice: Choice) -> None:
 
 @pytest.fixture(
     scope="session",
-    params=[(kind, each) for kind in ("cuda", "tensorrt") for each in ("float32", "float16", "bfloat16", "int8")],
+    params=[(kind, each) for kind in ("cuda", "tensorrt") for each in PRECISIONS],
     ids=lambda pair: "-".join(pair),
 )
 def on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OnGpu:

@@ -27,8 +27,8 @@ from tests.support.ties import same_or_tie
 
 pytestmark = pytest.mark.gpu
 # Of a step's candidate scores, against the CPU: float32, or, of 8-bit weights, the same portable graphs.
-TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "int8": 0.01}
-SAME_BEST = {"float32": 1.0, "float16": 0.8, "bfloat16": 0.5, "int8": 0.9}
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "int8": 0.01, "int4": 0.01}
+SAME_BEST = {"float32": 1.0, "float16": 0.8, "bfloat16": 0.5, "int8": 0.9, "int4": 0.9}
 # What the host may ask of CUDA in a step. None of it waits, where the host's memory is pinned.
 ASYNCHRONOUS = {
     "cudaSetDevice",
@@ -55,7 +55,7 @@ def started(backend: Any, batch: int, beams: int, cache: int) -> None:
 
 
 def on_cpu(on_gpu: OnGpu) -> Any:
-    if on_gpu.manifest.precision == "int8":
+    if on_gpu.manifest.precision in ("int8", "int4"):
         return emulated_cuda_backend(on_gpu.folder, on_gpu.manifest)
     return OnnxRuntimeBackend(on_gpu.reference.folder, on_gpu.reference.manifest, threads=1)
 

@@ -35,10 +35,11 @@ def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_model_compiles_in_int8(name: str, tmp_path: Path) -> None:
-    """From the portable form, 8-bit weights behind DequantizeLinear: plans are smaller than those of full precision."""
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_shipped_model_compiles_in_few_bits(name: str, precision: str, tmp_path: Path) -> None:
+    """From the portable form, weights behind DequantizeLinear: plans are smaller than those of full precision."""
     folder = newest(SHIPPED[name]).folder
-    full, small = compile_version(folder), compile_lowered(folder, tmp_path / "int8", "int8")
+    full, small = compile_version(folder), compile_lowered(folder, tmp_path / precision, precision)
     assert set(small) == set(full)
     for graph, (plan,) in small.items():
         assert plan.layers["DEQUANTIZE"] > 0
@@ -59,7 +60,7 @@ def test_a_language_model_compiles(language_model: ConvertedLanguageModel) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8", "int4"])
 def test_a_language_model_compiles_in_every_precision(
     language_model: ConvertedLanguageModel, precision: str, tmp_path: Path
 ) -> None:

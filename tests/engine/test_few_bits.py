@@ -1,4 +1,4 @@
-"""The engine over 8-bit graphs: the same promises as in full precision."""
+"""The engine over graphs with 8-bit and 4-bit weights: the same promises as in full precision."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from serving.manifest import StateKind
 from tests.engine.test_engine import LONG, Watched, assert_same, crowd
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
-from tests.support.int8 import in_int8
+from tests.support.few_bits import in_few_bits
 from tests.support.marian_shape import MarianShape
 from tests.support.ties import TIE
 
 
-@pytest.fixture(scope="module")
-def model(plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
-    return in_int8(plain_model, tmp_path_factory.mktemp("int8"))
+@pytest.fixture(scope="module", params=["int8", pytest.param("int4", marks=pytest.mark.full)])
+def model(
+    plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> MarianShape:
+    return in_few_bits(plain_model, tmp_path_factory.mktemp(request.param), request.param)
 
 
 def assert_alone_is_together(model: MarianShape, seed: int, count: int, slots: int, stagger: int) -> None:
@@ -65,7 +67,7 @@ def test_it_says_nearly_what_full_precision_says(model: MarianShape, plain_model
         words = answer.hypotheses[0].tokens
         pair = [engine._backend.score(source, words, start) for engine in (exact, rounded)]
         differences += np.abs(pair[0].token_log_probs - pair[1].token_log_probs).tolist()
-    assert 0 < np.mean(differences) < 0.1
+    assert 0 < np.mean(differences) < {"int8": 0.1, "int4": 0.5}[model.manifest.precision]
 
 
 @pytest.mark.parametrize("head", [0, 3])
@@ -88,13 +90,18 @@ def test_its_graphs_compile_for_tensorrt(model: MarianShape) -> None:
     assert plan.layers["DEQUANTIZE"] > 0
 
 
-def test_every_large_matrix_is_int8_on_disk(model: MarianShape, plain_model: MarianShape) -> None:
+def test_every_large_matrix_is_small_on_disk(model: MarianShape, plain_model: MarianShape) -> None:
     """And nothing but the standard's operators: the fast ones are the server's business."""
+    types = set()
     for file in (model.manifest.graphs.encoder, model.manifest.graphs.step, model.manifest.graphs.score):
         assert file is not None
         graph = onnx.load(Path(model.folder) / file.file, load_external_data=False).graph
         assert {node.domain for node in graph.node} == {""}
         floats = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT and len(t.dims) == 2}
         assert not [node.name for node in graph.node if node.op_type == "MatMul" and floats.intersection(node.input)]
+        stored = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        types |= {tensor.data_type for tensor in graph.initializer if tensor.name in stored}
+    int8, int4 = onnx.TensorProto.INT8, onnx.TensorProto.INT4
+    assert types == {"int8": {int8}, "int4": {int8, int4}}[model.manifest.precision]  # 8 bits where words are looked up
     assert model.manifest.weights.bytes < 0.5 * plain_model.manifest.weights.bytes
     assert model.manifest.tensors(StateKind.CACHE) == plain_model.manifest.tensors(StateKind.CACHE)

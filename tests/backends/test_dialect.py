@@ -1,9 +1,11 @@
-"""8-bit products: what they compute, that rows never see each other, and that no sum can overflow."""
+"""8-bit and 4-bit products: what they compute, that rows never see each other, and that no sum can overflow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.backends.int8_dialect import OFFSET, ROW_LEVELS, fast_int8
+from converters.passes.int4 import BLOCK, quantised_in_blocks
+from serving.backends.dialect import in_dialect
+from serving.backends.int8_dialect import OFFSET, ROW_LEVELS
 
 Floats = NDArray[np.float32]
 
@@ -22,7 +26,22 @@ def product_graph(weights: NDArray[np.int8], scale: Floats, *, turned: bool = Fa
     if turned:
         nodes.append(helper.make_node("Transpose", ["float"], ["matrix"], perm=[1, 0]))
     nodes.append(helper.make_node("MatMul", ["x", "matrix" if turned else "float"], ["y"]))
-    width = weights.shape[1 if turned else 0]
+    return multiplying(nodes, weights.shape[1 if turned else 0], weights, scale, rank)
+
+
+def blocks_graph(levels: NDArray[np.int8], scale: Floats, rank: int = 3) -> onnx.ModelProto:
+    """x @ the transpose of 4-bit weights [out, in] that have a scale per block."""
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["float"], axis=1, block_size=BLOCK),
+        helper.make_node("Transpose", ["float"], ["matrix"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "matrix"], ["y"]),
+    ]
+    return multiplying(nodes, levels.shape[1], levels.astype(ml_dtypes.int4), scale, rank)
+
+
+def multiplying(
+    nodes: list[onnx.NodeProto], width: int, weights: NDArray[np.generic], scale: Floats, rank: int
+) -> onnx.ModelProto:
     axes = ["B", "K"][: rank - 1]
     graph = helper.make_graph(
         nodes,
@@ -34,10 +53,24 @@ def product_graph(weights: NDArray[np.int8], scale: Floats, *, turned: bool = Fa
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
 
 
+def int8_graph(random: np.random.Generator, width: int, height: int) -> onnx.ModelProto:
+    weights = random.integers(-127, 128, (width, height)).astype(np.int8)
+    return product_graph(weights, np.full(height, 0.01, np.float32), rank=2)
+
+
+def int4_graph(random: np.random.Generator, width: int, height: int) -> onnx.ModelProto:
+    levels = random.integers(-8, 8, (height, width)).astype(np.int8)
+    return blocks_graph(levels, np.full((height, width // BLOCK), 0.1, np.float32), rank=2)
+
+
+Graph = Callable[[np.random.Generator, int, int], onnx.ModelProto]
+either_graph = pytest.mark.parametrize("graph", [int8_graph, int4_graph])
+
+
 def run_fast(model: onnx.ModelProto, folder: Path, x: Floats) -> Floats:
     path = folder / "graph.onnx"
     onnx.save(model, path)
-    session = ort.InferenceSession(fast_int8(path), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(in_dialect(path), providers=["CPUExecutionProvider"])
     found: Floats = session.run(None, {session.get_inputs()[0].name: x})[0]
     return found
 
@@ -47,6 +80,16 @@ def by_hand(x: Floats, weights: NDArray[np.int8], scale: Floats) -> Floats:
     row = np.abs(x).max(-1, keepdims=True) * np.float32(1 / ROW_LEVELS)
     levels = np.clip(np.rint(x / np.where(row == 0, 1, row)), -OFFSET, 127 - OFFSET).astype(np.int64)
     found: Floats = ((levels @ weights.astype(np.int64)).astype(np.float32) * scale * row).astype(np.float32)
+    return found
+
+
+def blocks_by_hand(x: Floats, levels: NDArray[np.int8], scale: Floats) -> Floats:
+    """Each block of a row in 8 bits of its own, times the weights', in whole numbers."""
+    rows = x.reshape(*x.shape[:-1], -1, BLOCK)
+    row_scale = np.abs(rows).max(-1) / np.float32(127)  # [..., blocks]
+    rounded = np.rint(rows / row_scale[..., None])
+    sums = np.einsum("...bi,obi->...bo", rounded, levels.reshape(len(levels), -1, BLOCK).astype(np.float64))
+    found: Floats = np.einsum("...bo,...b,ob->...o", sums, row_scale, scale).astype(np.float32)
     return found
 
 
@@ -71,14 +114,50 @@ def test_it_is_the_product_of_quantised_rows(
     assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_a_row_never_depends_on_its_neighbours(tmp_path: Path, random: np.random.Generator) -> None:
-    weights = random.integers(-127, 128, (64, 200)).astype(np.int8)
-    model = product_graph(weights, np.full(200, 0.01, np.float32), rank=2)
+@pytest.mark.parametrize("rank", [2, 3])
+def test_blocks_of_four_bits(tmp_path: Path, random: np.random.Generator, rank: int) -> None:
+    matrix = random.standard_normal((40, 96)).astype(np.float32)  # [out, in]
+    levels, scale = quantised_in_blocks(matrix)
+    x = (random.standard_normal((3, 5, 96)) * random.uniform(0.01, 100, (3, 5, 1))).astype(np.float32)
+    x = x if rank == 3 else x.reshape(15, 96)
+    model = blocks_graph(levels, scale, rank)
+    found = run_fast(model, tmp_path, x)
+    np.testing.assert_allclose(found, blocks_by_hand(x, levels, scale), rtol=1e-3, atol=1e-4 * np.abs(found).max())
+    as_it_is = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (portable,) = as_it_is.run(None, {"x": x})
+    np.testing.assert_allclose(portable, x @ (levels * np.repeat(scale, BLOCK, axis=1)).T, rtol=1e-3, atol=1e-2)
+    exact = x @ matrix.T
+    assert np.linalg.norm(found - exact) < 0.12 * np.linalg.norm(exact)
+
+
+def test_the_level_that_is_chosen_is_the_nearest(random: np.random.Generator) -> None:
+    rows = random.standard_normal((7, 4 * BLOCK)).astype(np.float32)
+    rows[3, :BLOCK] = 0
+    levels, scale = quantised_in_blocks(rows)
+    assert (levels.min(), levels.max()) == (-8, 7)
+    found = levels * np.repeat(scale, BLOCK, axis=1)
+    inside = (levels > -8) & (levels < 7)  # at the ends, what is larger is cut
+    assert (np.abs(found - rows) <= 0.5001 * np.abs(np.repeat(scale, BLOCK, axis=1)))[inside].all()
+    assert not found[3, :BLOCK].any()
+    assert np.array_equal(scale, scale.astype(np.float16))
+    small = rows * np.float32(1e-6)  # too small for half precision's
+    levels, scale = quantised_in_blocks(small)
+    assert np.linalg.norm(levels * np.repeat(scale, BLOCK, axis=1) - small) < 0.12 * np.linalg.norm(small)
+
+
+@either_graph
+def test_a_row_never_depends_on_its_neighbours(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
+    model = graph(random, 64, 200)
     x = random.standard_normal((33, 64)).astype(np.float32)
     x[7] *= 1e4
     together = run_fast(model, tmp_path, x)
     for row in range(len(x)):
-        np.testing.assert_array_equal(run_fast(model, tmp_path, x[row : row + 1])[0], together[row])
+        alone, pair = run_fast(model, tmp_path, x[row : row + 1])[0], run_fast(model, tmp_path, x[[row, 7]])[0]
+        np.testing.assert_array_equal(pair, together[row])
+        if graph is int8_graph:
+            np.testing.assert_array_equal(alone, together[row])
+        else:  # blocks are added up in another order
+            np.testing.assert_allclose(alone, together[row], rtol=0, atol=1e-6 * np.abs(together[row]).max())
 
 
 def test_no_sum_overflows(tmp_path: Path) -> None:
@@ -93,10 +172,10 @@ def test_no_sum_overflows(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, by_hand(x, weights, scale), rtol=1e-6)
 
 
-def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.Generator) -> None:
+@either_graph
+def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
     """Zeros give zeros; what is not a number stays one, and stays alone."""
-    weights = random.integers(-127, 128, (64, 16)).astype(np.int8)
-    model = product_graph(weights, np.full(16, 0.01, np.float32), rank=2)
+    model = graph(random, 64, 16)
     x = random.standard_normal((4, 64)).astype(np.float32)
     x[1] = 0
     x[2] = np.nan
@@ -106,9 +185,9 @@ def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.
     np.testing.assert_array_equal(found[[0, 3]], run_fast(model, tmp_path, x[[0, 3]]))
 
 
-def test_a_single_nonsense_value_is_not_lost(tmp_path: Path, random: np.random.Generator) -> None:
-    weights = random.integers(-127, 128, (64, 16)).astype(np.int8)
-    model = product_graph(weights, np.full(16, 0.01, np.float32), rank=2)
+@either_graph
+def test_a_single_nonsense_value_is_not_lost(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
+    model = graph(random, 64, 16)
     for place in (0, 1, 17, 63):
         x = random.standard_normal((3, 64)).astype(np.float32)
         x[1, place] = np.nan

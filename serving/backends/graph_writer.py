@@ -1,0 +1,101 @@
+"""Writing a graph anew, node by node, its weights still outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+CONTRIB = "com.microsoft"
+PREFIX = "fast_"  # of what was not in the graph before
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """A matrix in few bits and its scales, as they stand in the graph."""
+
+    values: str
+    scale: str
+    axis: int  # which has the scales: one per channel, or the one that blocks cut
+    shape: tuple[int, ...]
+    block: int = 0  # how many neighbours share a scale; 0 where a whole channel does
+    turned: bool = False  # what is multiplied is its transpose
+
+
+class GraphWriter:
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._shapes = {value.name: _dimensions(value) for value in (*graph.input, *graph.value_info)}
+        self.tensors = {tensor.name: tensor for tensor in graph.initializer}
+        self._nodes: list[onnx.NodeProto] = []
+        self._made: dict[tuple[str, ...], str] = {}  # what several nodes can share
+
+    def keep(self, node: onnx.NodeProto) -> None:
+        self._nodes.append(node)
+
+    def add(self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any) -> str:
+        node = helper.make_node(operator, inputs, [output], name=f"{output}_node", domain=domain, **attributes)
+        self._nodes.append(node)
+        return output
+
+    def shared(
+        self, operator: str, inputs: list[str], key: tuple[str, ...] = (), name: str = "", **attributes: Any
+    ) -> str:
+        key = (operator, *key) if key else (operator, name)
+        if key not in self._made:
+            output = name or f"{PREFIX}shared_{len(self._made)}"
+            self._made[key] = self.add(operator, inputs, output, **attributes)
+        return self._made[key]
+
+    def constant(self, name: str, value: np.generic | NDArray[np.generic]) -> str:
+        name = f"{PREFIX}constant_{name}"
+        if name not in self.tensors:
+            self._register(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def seen_as(self, tensor: str, name: str, dtype: int, shape: tuple[int, ...]) -> str:
+        """The same bytes, wherever they are, as another type."""
+        name = f"{PREFIX}{name}"
+        if name not in self.tensors:
+            other = onnx.TensorProto()
+            other.CopyFrom(self.tensors[tensor])
+            other.name, other.data_type = name, dtype
+            other.ClearField("dims")
+            other.dims.extend(shape)
+            self._register(other)
+        return name
+
+    def leading(self, x: str) -> str:
+        """A name for all axes but the last: two tensors with the same name have the same sizes there."""
+        shape = self._shapes.get(x)
+        return " ".join(map(str, shape[:-1])) if shape and all(shape) else f"of {x}"
+
+    def is_matrix(self, x: str) -> bool:
+        return len(self._shapes.get(x, ())) == 2
+
+    def write(self) -> None:
+        """The new nodes in place of the old ones; without what fed these only, which a runtime would compute at every
+        load."""
+        needed = {output.name for output in self._graph.output}
+        kept = []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                kept.append(node)
+                needed.update(node.input)
+        tensors = [tensor for tensor in self._graph.initializer if tensor.name in needed]
+        del self._graph.node[:], self._graph.initializer[:]
+        self._graph.node.extend(reversed(kept))
+        self._graph.initializer.extend(tensors)
+
+    def _register(self, tensor: onnx.TensorProto) -> None:
+        self.tensors[tensor.name] = tensor
+        self._graph.initializer.append(tensor)
+
+
+def _dimensions(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:
+    """Sizes and names of axes; an empty name where neither is known."""
+    return tuple(axis.dim_param or axis.dim_value or "" for axis in value.type.tensor_type.shape.dim)

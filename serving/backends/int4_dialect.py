@@ -1,0 +1,54 @@
+"""Products with int4 weights in ONNX Runtime's operator for them, `MatMulNBits`.
+
+It rounds each block of a row to 8 bits, by a scale of its own (accuracy level 4), multiplies whole numbers, and adds up
+the blocks in float: nothing depends on the other rows. A row alone and a row in company are added up in another order,
+as in any float product.
+
+On disk a block is of signed numbers, which every runtime reads; this operator wants the same four bits with their zero
+at 8. That is the highest bit of each, turned over: the runtime does it once, when it loads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from serving.backends.graph_writer import CONTRIB, PREFIX, GraphWriter, StoredWeights
+
+_ROUNDED_TO_8_BITS = 4  # an accuracy level; those below compute in float, three times as slowly
+_HIGHEST_BITS = 0x88  # of the two numbers in a byte
+
+
+class Int4Products:
+    def __init__(self, writer: GraphWriter) -> None:
+        self._writer = writer
+        self._guarded: dict[str, str] = {}
+
+    def product(self, node: onnx.NodeProto, weights: StoredWeights, nonsense_spreads: bool) -> None:
+        """`nonsense_spreads`: a row of the input is wholly NaN as soon as any of it is."""
+        writer, (height, width) = self._writer, weights.shape
+        x = node.input[0] if nonsense_spreads else self._keep_nonsense(node.input[0])
+        packed = (height, width // weights.block, weights.block // 2)
+        stored = writer.seen_as(weights.values, f"{weights.values}_bytes", onnx.TensorProto.UINT8, packed)
+        turned_over = writer.constant("highest_bits", np.uint8(_HIGHEST_BITS))
+        values = writer.shared("BitwiseXor", [stored, turned_over], name=f"{stored}_unsigned")
+        writer.add(
+            "MatMulNBits",
+            [x, values, weights.scale],
+            node.output[0],
+            domain=CONTRIB,
+            K=width,
+            N=height,
+            bits=4,
+            block_size=weights.block,
+            accuracy_level=_ROUNDED_TO_8_BITS,
+        )
+
+    def _keep_nonsense(self, x: str) -> str:
+        """Rounding may step over a NaN, unless the whole row is one: a sum times zero, added to each, makes it so."""
+        if x not in self._guarded:
+            writer, name = self._writer, f"{PREFIX}{x}"
+            total = writer.add("ReduceSum", [x, writer.constant("last", np.array([-1]))], f"{name}_total")
+            nothing = writer.add("Mul", [total, writer.constant("zero", np.float32(0))], f"{name}_no_number")
+            self._guarded[x] = writer.add("Add", [x, nothing], f"{name}_all_or_nothing")
+        return self._guarded[x]

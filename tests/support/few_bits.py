@@ -1,0 +1,23 @@
+"""An exported model with weights in 8 or in 4 bits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from converters.lowering import lower
+from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
+from tests.support.marian_shape import MarianShape
+
+
+def write_few_bits(exported: Path, folder: Path, precision: str) -> Manifest:
+    """Writes such a form of an exported version into `folder`."""
+    shutil.copytree(exported, folder, dirs_exist_ok=True)
+    manifest, _ = lower(folder, read_manifest(folder), precision)
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def in_few_bits(model: MarianShape, folder: Path, precision: str) -> MarianShape:
+    return replace(model, folder=folder, manifest=write_few_bits(model.folder, folder, precision))
