@@ -29,6 +29,7 @@ def sentence_of(error: Any, target: str, tls: bool) -> str:
     code, details = error.code(), str(error.details())
     answered = any(key == REQUEST_ID for key, _ in error.trailing_metadata() or ())
     if code is not grpc.StatusCode.UNAVAILABLE or answered:
-        return f"{details} ({code.name})"
+        option = ", here: --token-file" if code is grpc.StatusCode.UNAUTHENTICATED else ""
+        return f"{details} ({code.name}{option})"
     hint = next((hint for says, hint in _HINTS[tls] if says in details and "failed to connect" in details), None)
     return f"the server at {target} is not available: {details}{f' ({hint})' if hint else ''}"

@@ -45,7 +45,9 @@ async def test_the_command_shows_what_the_server_wants(tmp_path: Path, capsys: p
         assert await asyncio.to_thread(main, [*line, "--token-file", str(tmp_path / "token"), "a"], COMMANDS) == 0
         assert capsys.readouterr().out == "a\n"
         assert await asyncio.to_thread(main, [*line, "a"], COMMANDS) == 2
-        assert "wants a bearer token" in capsys.readouterr().err
+        refused = capsys.readouterr().err
+        assert "wants a bearer token" in refused
+        assert refused.endswith("(UNAUTHENTICATED, here: --token-file)\n")
 
 
 async def test_the_commands_say_when_only_one_side_talks_tls(
