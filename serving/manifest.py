@@ -128,6 +128,7 @@ class Manifest(Record):
     graphs: Graphs
     weights: Weights
     tokenizers: Tokenizers
+    shortlist: File | None = None  # which words a source may need, where somebody made such a table
     state: tuple[StateTensor, ...]
     vocabulary: Vocabulary
     limits: Limits
@@ -179,7 +180,8 @@ class Manifest(Record):
     def files(self) -> list[File]:
         """Every file that the version must have, each once."""
         graphs = [file for _, file in self.graphs if file is not None]
-        return [*graphs, self.weights, self.tokenizers.source, self.tokenizers.target]
+        shortlist = [] if self.shortlist is None else [self.shortlist]
+        return [*graphs, self.weights, self.tokenizers.source, self.tokenizers.target, *shortlist]
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=2) + "\n"

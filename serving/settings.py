@@ -5,6 +5,7 @@ slots = 16               # requests that are decoded at once
 queue = 256              # requests that wait behind them
 device = "auto"          # or "cpu", "cuda", "tensorrt"
 precision = "float32"    # refuse a version that is stored otherwise
+shortlist = true         # only words that its lexical table (`beamline shortlist`) has for a source; on the CPU
 
 [cuda]                   # options of ONNX Runtime's CUDA provider, as text
 gpu_mem_limit = "4294967296"
@@ -39,6 +40,7 @@ class ModelSettings(BaseModel):
     queue: Annotated[Number, Field(le=1_000_000)] | None = None
     device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
+    shortlist: Annotated[bool, Field(strict=True)] = False
     cuda: dict[str, str] = Field(default_factory=dict)  # options of ONNX Runtime's CUDA provider
     defaults: dict[str, Any] = Field(default_factory=dict)  # keys and values of `DecodingDefaults`
 
@@ -93,8 +95,9 @@ def check(settings: ModelSettings, manifest: AnyManifest, path: Path) -> None:
     """Raises a `ModelError` where the version can't be served as asked."""
     if not isinstance(manifest, PooledManifest):
         apply(settings, manifest, path)
-    elif settings.defaults:
-        raise ModelError(f"{path} has [defaults], but {manifest.name} decodes nothing")
+    elif settings.defaults or settings.shortlist:
+        has = "[defaults]" if settings.defaults else "a shortlist"
+        raise ModelError(f"{path} has {has}, but {manifest.name} decodes nothing")
 
 
 def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
@@ -104,6 +107,11 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
         raise ModelError(
             f"{path} asks for precision {settings.precision}, but {manifest.name} version {manifest.version} is "
             f"stored in {stored}: precision is decided by the conversion"
+        )
+    if settings.shortlist and manifest.shortlist is None:
+        raise ModelError(
+            f"{path} asks for a shortlist, but {manifest.name} version {manifest.version} has none: make one with "
+            "beamline shortlist"
         )
     if not settings.defaults:
         return manifest

@@ -41,6 +41,7 @@ RULES = {
             "serving.manifest",  # the contract that a conversion writes
             "serving.errors",  # the one exception tree
             "serving.tokenizer",  # parity: the tokenizer as the server will use it
+            "serving.shortlist",  # the file of a lexical table
             "serving.tensorrt_plans",  # the card of a plan, which a build writes
             "serving.backends.probe",  # the GPU that a plan is built for
         ),

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from converters.version_folder import add_version_arguments, version_folder
+
 if TYPE_CHECKING:  # at run time only where it is needed: a command must load without it
     from converters.tensorrt.library import Library
     from converters.tensorrt.version import Wanted
@@ -14,8 +16,7 @@ HELP = "build TensorRT plans for a model of a repository"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="its name; NAME/VERSION for another than the newest")
-    parser.add_argument("--repo", type=Path, default=Path("model_repo"), help="model repository (default: model_repo)")
+    add_version_arguments(parser)
     parser.add_argument("--rebuild", action="store_true", help="also what is current")
     add_build_arguments(parser)
 
@@ -33,7 +34,7 @@ def add_build_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    folder = _version_folder(arguments.repo, arguments.model)
+    folder = version_folder(arguments.repo, arguments.model)
     return build_folder(folder, arguments, rebuild=arguments.rebuild)
 
 
@@ -87,15 +88,3 @@ def _buckets(text: str | None) -> tuple[int, ...]:
     if any(size < 1 for size in sizes):
         raise ConversionError(f"--buckets {text!r}: cache lengths such as 64,256 are expected")
     return sizes
-
-
-def _version_folder(repository: Path, model: str) -> Path:
-    from serving.errors import ConversionError
-
-    name, _, version = model.partition("/")
-    folder = repository / name
-    versions = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
-    if "/" in version or not versions or (version and version not in map(str, versions)):
-        there = f"it has {', '.join(map(str, versions))}" if versions else f"there is no {folder}"
-        raise ConversionError(f"there is no model {model} in {repository}: {there}")
-    return folder / (version or str(versions[-1]))

@@ -42,6 +42,7 @@ class Start:
     width: int  # its beams, of the K that the batch has
     independent: bool  # greedy and sampling: logit rules act on logits instead of log-probabilities
     samples: bool = False  # each of its rows continues itself; else they are beams, of which one is alive at first
+    wanted: tuple[int, ...] = ()  # words that it names itself: a shortlist must have them
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
@@ -23,13 +22,12 @@ _ELEMENTWISE = ("Add", "Sub", "Mul", "Sigmoid", "Tanh", "Relu", "Gelu", "Erf")
 _LAYOUT = ("Reshape", "Squeeze", "Unsqueeze", "Split")
 
 
-def in_dialect(path: Path) -> bytes:
-    """The graph in the runtime's dialect, its weights still outside."""
-    model = onnx.load(path, load_external_data=False)
+def in_dialect(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model in the runtime's dialect, its weights still outside."""
     _Rewriter(model.graph).rewrite()
     if all(opset.domain != CONTRIB for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
-    return bytes(model.SerializeToString())
+    return model
 
 
 class _Rewriter:
@@ -65,13 +63,21 @@ class _Rewriter:
                 yield node.output[0], replace(weights, turned=True)
 
     def _stored(self, node: onnx.NodeProto) -> StoredWeights | None:
-        tensor = self._writer.tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        if node.op_type != "DequantizeLinear" or len(node.input) != 2:
+            return None
+        kind, shape = self._matrix(node.input[0])
         block = _attribute(node, "block_size", 0)
-        if tensor is None or len(node.input) != 2 or len(tensor.dims) != 2:
+        if len(shape) != 2 or kind != (TensorProto.INT4 if block else TensorProto.INT8):
             return None
-        if tensor.data_type != (TensorProto.INT4 if block else TensorProto.INT8):
-            return None
-        return StoredWeights(node.input[0], node.input[1], _attribute(node, "axis", 1), tuple(tensor.dims), block)
+        return StoredWeights(node.input[0], node.input[1], _attribute(node, "axis", 1), shape, block)
+
+    def _matrix(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """Type and shape of a tensor in the graph, or of one that it is given: -1 where only the caller knows."""
+        tensor = self._writer.tensors.get(name)
+        if tensor is not None:
+            return tensor.data_type, tuple(tensor.dims)
+        given = next((value.type.tensor_type for value in self._graph.input if value.name == name), None)
+        return (0, ()) if given is None else (given.elem_type, tuple(axis.dim_value or -1 for axis in given.shape.dim))
 
     def _all_or_nothing(self, x: str) -> bool:
         """Whether a row of x is wholly NaN as soon as any of it is, so that its maximum tells."""

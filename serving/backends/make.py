@@ -22,7 +22,13 @@ class Made:
 
 
 def make_backend(
-    folder: Path, manifest: Manifest, threads: int, choice: Choice, device: CudaDevice | None, options: dict[str, str]
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    choice: Choice,
+    device: CudaDevice | None,
+    options: dict[str, str],
+    shortlist: bool = False,
 ) -> Made:
     """`options` are those of ONNX Runtime's CUDA provider."""
     if device is None:
@@ -30,7 +36,9 @@ def make_backend(
 
         if manifest.precision == "bfloat16":
             raise ModelError(f"{folder} is in bfloat16, which only GPUs compute; convert it to float32 for the CPU")
-        return Made(OnnxRuntimeBackend(folder, manifest, threads))
+        return Made(OnnxRuntimeBackend(folder, manifest, threads, shortlist))
+    if shortlist:
+        raise ModelError(f"{folder} can't have a shortlist on a GPU: serve it on the CPU, or without")
     from serving.backends.device_backend import DeviceBackend
 
     gpu, runner, buckets = _on_gpu(folder, manifest, choice, device, options)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ from serving.backends.base import (
     DEAD,
     REPORTED,
     Floats,
+    Ints,
     PromptChunk,
     Scored,
     Shape,
@@ -30,9 +32,12 @@ from serving.backends.base import (
 from serving.backends.dialect import in_dialect
 from serving.backends.in_place import refuse_copies
 from serving.backends.padding import pad, score_feeds
+from serving.backends.shortlist import Shortlist
+from serving.backends.shortlist_graph import WORDS, with_shortlist
 from serving.engine.request import Source
 from serving.errors import ModelError
 from serving.manifest import Manifest, StateKind, StateTensor
+from serving.shortlist import load_lexicon
 
 # The search's own tensors: they live in slots as the model's do.
 _CARRIED = (
@@ -61,17 +66,27 @@ class _Memory:
     tensors: dict[str, NDArray[Any]]
     row: int
     length: int
+    source: Source = ()  # what an encoder read
     arenas: tuple[Arena, ...] = ()  # of prompts that are being taken in: what `tensors` views, with room to grow
 
 
 class OnnxRuntimeBackend:
-    def __init__(self, folder: Path, manifest: Manifest, threads: int) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, threads: int, shortlist: bool = False) -> None:
+        """`shortlist`: each request may only say what the version's lexical table has for its source."""
         self.manifest = manifest
         self._folder = folder
         self._threads = threads
+        self._few_bits = manifest.precision in ("int8", "int4")
         encoder = manifest.graphs.encoder
         self._encoder = None if encoder is None else self._open(encoder.file)
-        self._step = self._open(manifest.graphs.step.file)
+        self._lexicon = load_lexicon(folder, manifest) if shortlist else None
+        self._rows: ort.InferenceSession | None = None  # gathers what the step graph wants of the listed words
+        if shortlist:
+            self._step, self._rows = self._open_shortlisted()
+        else:
+            self._step = self._open(manifest.graphs.step.file)
+        self._shortlist: Shortlist | None = None
+        self._listed: dict[str, NDArray[Any]] = {}  # what is bound of the shortlist, kept alive
         self._prefill = None if manifest.graphs.prefill is None else self._open(manifest.graphs.prefill.file)
         self._score: ort.InferenceSession | None = None  # on first use
         self._arenas: dict[str, Arena] = {}
@@ -85,7 +100,19 @@ class OnnxRuntimeBackend:
         self._binding: ort.IOBinding | None = None
 
     def _open(self, file: str) -> ort.InferenceSession:
-        return open_session(self._folder / file, self._threads, few_bits=self.manifest.precision in ("int8", "int4"))
+        return open_session(self._folder / file, self._threads, self._few_bits)
+
+    def _open_shortlisted(self) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+        """The step graph as wide as a shortlist, and the one that gathers what it wants of the listed words."""
+        path = self._folder / self.manifest.graphs.step.file
+        graphs = with_shortlist(onnx.load(path, load_external_data=False), self.manifest.vocabulary.target_size)
+        step = open_session(path, self._threads, self._few_bits, graphs.step)
+        return step, open_session(path, self._threads, model=graphs.rows)
+
+    def _gather(self, words: Ints) -> dict[str, NDArray[Any]]:
+        assert self._rows is not None
+        names = [output.name for output in self._rows.get_outputs()]
+        return dict(zip(names, self._rows.run(names, {WORDS: words}), strict=True))
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -93,6 +120,8 @@ class OnnxRuntimeBackend:
         for tensor in (*self._carried, *_FIXED, *self._memory, *self._caches):
             fill = float(DEAD) if tensor.name == "scores" else 0
             self._arenas[tensor.name] = Arena(tensor, slots, largest, fill)
+        if self._lexicon is not None:
+            self._shortlist = Shortlist(self._lexicon, self.manifest, slots, self._gather)
         self._verify_in_place()
         return sum(arena.nbytes for arena in self._arenas.values())
 
@@ -143,10 +172,15 @@ class OnnxRuntimeBackend:
                 target[cut] = source[cut]
             else:
                 target[...] = source
+        if self._shortlist is not None:
+            assert not isinstance(memory.source, np.ndarray)
+            self._shortlist.place(slot, memory.source, start.wanted)
 
     def move(self, source: int, target: int) -> None:
         for arena in self._arenas.values():
             arena.view[target] = arena.view[source]
+        if self._shortlist is not None:
+            self._shortlist.move(source, target)
 
     def compact(self, slot: int, keep: Sequence[int]) -> None:
         index = np.asarray(keep, np.int64)
@@ -176,10 +210,16 @@ class OnnxRuntimeBackend:
         values = self._encoder.run(names, {"source": padded, "source_mask": mask})
         tensors = dict(zip(names, values, strict=True))
         tensors["source_mask"] = mask
-        return [_Memory(tensors, row, len(source)) for row, source in enumerate(sources)]
+        return [_Memory(tensors, row, len(source), source) for row, source in enumerate(sources)]
 
     def run(self, inputs: StepInputs) -> StepOutputs:
+        anew = self._binding is None
         binding = self._binding or self._bind()
+        listed = None if self._shortlist is None else self._shortlist.changed(self._shape.batch, anew)
+        if listed is not None:
+            self._listed = listed
+            for name, array in listed.items():
+                _bind_input(binding, name, array)
         for name in _FROM_HOST:
             self._hand_over(binding, name, getattr(inputs, name))
         self._step.run_with_iobinding(binding)
@@ -248,7 +288,7 @@ class OnnxRuntimeBackend:
                 _make_room(tensors, arenas, prefix.length)
                 for name, values in tensors.items():
                     values[row, :, : prefix.length] = prefix.tensors[name][prefix.row, :, : prefix.length]
-        return [_Memory(tensors, row, length, arenas) for row, length in enumerate(lengths)]
+        return [_Memory(tensors, row, length, arenas=arenas) for row, length in enumerate(lengths)]
 
     def take_in(self, memories: Sequence[_Memory], chunk: PromptChunk) -> None:
         assert self._prefill is not None
@@ -331,7 +371,10 @@ def _lay_out(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], entries:
         tensors[arena.tensor.name] = arena.view
 
 
-def open_session(path: Path, threads: int, few_bits: bool = False) -> ort.InferenceSession:
+def open_session(
+    path: Path, threads: int, few_bits: bool = False, model: onnx.ModelProto | None = None
+) -> ort.InferenceSession:
+    """`model`: what was made of the graph that stands there; its weights still do."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -345,8 +388,10 @@ def open_session(path: Path, threads: int, few_bits: bool = False) -> ort.Infere
         if few_bits:
             # What stays behind a DequantizeLinear must not become a product of the runtime's own, slower choice.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+            model = in_dialect(onnx.load(path, load_external_data=False) if model is None else model)
+        if model is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            graph = in_dialect(path)
+            graph = model.SerializeToString()
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error

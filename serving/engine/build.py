@@ -32,6 +32,7 @@ class EngineSettings:
     early_refusal: bool = True
     warm_up: bool = True
     prefix_cache_bytes: int = 0
+    shortlist: bool = False
     choice: Choice = ON_CPU
     cuda_options: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's CUDA provider
 
@@ -64,7 +65,8 @@ def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, 
 
 
 def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, device: CudaDevice | None) -> Engine:
-    made = make_backend(folder, manifest, settings.threads, settings.choice, device, dict(settings.cuda_options))
+    options = dict(settings.cuda_options)
+    made = make_backend(folder, manifest, settings.threads, settings.choice, device, options, settings.shortlist)
     plan = Plan.of(manifest, settings.slots)
     if made.cache_buckets is not None:
         plan = replace(plan, cache_buckets=made.cache_buckets)

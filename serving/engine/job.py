@@ -53,7 +53,8 @@ class Job:
     def start(self) -> Start:
         options = self.search.options
         independent = options.samples or options.beam_size == 1
-        return Start(self.search.start_token, options.beam_size, independent, options.samples)
+        named = (*options.prefix, *(word for word, bias in options.logit_bias if bias > 0))
+        return Start(self.search.start_token, options.beam_size, independent, options.samples, named)
 
     @property
     def id(self) -> int:

@@ -70,7 +70,7 @@ either_graph = pytest.mark.parametrize("graph", [int8_graph, int4_graph])
 def run_fast(model: onnx.ModelProto, folder: Path, x: Floats) -> Floats:
     path = folder / "graph.onnx"
     onnx.save(model, path)
-    session = ort.InferenceSession(in_dialect(path), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(in_dialect(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"])
     found: Floats = session.run(None, {session.get_inputs()[0].name: x})[0]
     return found
 

@@ -1,0 +1,1 @@
+"""Vocabulary shortlists: which words a source may need, learned from parallel text."""
