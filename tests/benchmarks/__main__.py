@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from serving.repository import newest, scan
-from tests.benchmarks import shape
+from tests.benchmarks import shape, shortlists
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.live_tree import english_sentences, print_live_tree
 from tests.benchmarks.made import ROOT
@@ -19,6 +19,7 @@ from tests.benchmarks.measure import (
     FLOAT32,
     INT8,
     QUICK_CASES,
+    SHORTLIST_CASES,
     TRANSFORMERS,
     measure,
 )
@@ -30,6 +31,8 @@ def main() -> None:
     options = _arguments()
     if options.only in (None, "speed"):
         _speed(options)
+    if options.only in (None, "shortlist"):
+        _shortlist(options)
     if options.only in (None, "tree"):
         _tree(options)
 
@@ -39,7 +42,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer cases, two rounds")
     parser.add_argument("--rounds", type=int, help="5, or 2 with --quick")
     parser.add_argument("--threads", type=int, default=2, help="of every system (default: 2)")
-    parser.add_argument("--only", choices=("speed", "tree"), help="one half of the benchmark")
+    parser.add_argument("--only", choices=("speed", "shortlist", "tree"), help="one part of the benchmark")
     parser.add_argument("--patience", type=float, default=2, help="seconds to wait for a quiet moment (default: 2)")
     parser.add_argument("--no-transformers", action="store_true", help="leave the slowest system out")
     parser.add_argument("--model", type=Path, help="a converted version, for the live tree (default: the newest en-de)")
@@ -51,27 +54,47 @@ def _arguments() -> argparse.Namespace:
 
 def _speed(options: argparse.Namespace) -> None:
     cache, threads = options.cache.resolve(), options.threads
-    ours, in_int8 = shape.for_beamline(cache), shape.for_beamline_in_int8(cache)
     python = python_of("ctranslate2")
-    theirs = shape.for_ctranslate2(cache, python)
-    rounds = options.rounds or (2 if options.quick else 5)
+    models = shape.for_beamline(cache), shape.for_beamline_in_int8(cache), shape.for_ctranslate2(cache, python)
     with ExitStack() as stack:
-
-        def start(name: str, python: Path | str, module: str, *arguments: object) -> Worker:
-            return stack.enter_context(Worker(name, python, module, arguments, threads))
-
-        workers = [
-            start(BEAMLINE, sys.executable, "beamline_worker", ours, threads),
-            start(BEAMLINE_INT8, sys.executable, "beamline_worker", in_int8, threads),
-            start(FLOAT32, python, "ctranslate2_worker", theirs, threads, "float32"),
-            start(INT8, python, "ctranslate2_worker", theirs, threads, "int8"),
-        ]
+        workers = _workers(stack, *models, python, threads)
         if not options.no_transformers:
-            original = shape.original(cache)
-            python = python_of("transformers")
-            workers.append(start(TRANSFORMERS, python, "transformers_worker", original, threads))
-        found = measure(workers, QUICK_CASES if options.quick else CASES, rounds, options.patience)
+            arguments = (shape.original(cache), threads)
+            slowest = Worker(TRANSFORMERS, python_of("transformers"), "transformers_worker", arguments, threads)
+            workers.append(stack.enter_context(slowest))
+        found = measure(workers, QUICK_CASES if options.quick else CASES, _rounds(options), options.patience)
         print_report(workers, found, threads)
+
+
+def _shortlist(options: argparse.Namespace) -> None:
+    """The same with vocabulary shortlists, against CTranslate2 with `vmap`."""
+    cache, threads = options.cache.resolve(), options.threads
+    python = python_of("ctranslate2")
+    ours = shortlists.for_beamline(cache, shape.for_beamline(cache))
+    in_int8 = shortlists.for_beamline(cache, shape.for_beamline_in_int8(cache))
+    theirs = shortlists.for_ctranslate2(cache, shape.for_ctranslate2(cache, python))
+    with ExitStack() as stack:
+        workers = _workers(stack, ours, in_int8, theirs, python, threads)
+        found = measure(workers, SHORTLIST_CASES, _rounds(options), options.patience)
+        print_report(workers, found, threads, ", with shortlists (CTranslate2: vmap)")
+
+
+def _rounds(options: argparse.Namespace) -> int:
+    return int(options.rounds or (2 if options.quick else 5))
+
+
+def _workers(
+    stack: ExitStack, ours: Path, in_int8: Path, theirs: Path, python: Path | str, threads: int
+) -> list[Worker]:
+    def start(name: str, python: Path | str, module: str, *arguments: object) -> Worker:
+        return stack.enter_context(Worker(name, python, module, arguments, threads))
+
+    return [
+        start(BEAMLINE, sys.executable, "beamline_worker", ours, threads),
+        start(BEAMLINE_INT8, sys.executable, "beamline_worker", in_int8, threads),
+        start(FLOAT32, python, "ctranslate2_worker", theirs, threads, "float32"),
+        start(INT8, python, "ctranslate2_worker", theirs, threads, "int8"),
+    ]
 
 
 def _tree(options: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ class Case:
 
 
 CASES = (Case(1, 1), Case(1, 4, slow=True), Case(8, 1), Case(8, 4, slow=True), Case(32, 1), Case(32, 4))
+SHORTLIST_CASES = (Case(1, 4), Case(8, 4), Case(32, 4))
 QUICK_CASES = (Case(1, 4, slow=True), Case(8, 4))
 
 

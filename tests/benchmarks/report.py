@@ -14,10 +14,11 @@ from tests.benchmarks.workers import Answer, Worker
 _IDLE = 0.05  # of a core; more than this while waiting disturbs the others
 
 
-def print_report(workers: Sequence[Worker], found: Sequence[Measured], threads: int) -> None:
+def print_report(workers: Sequence[Worker], found: Sequence[Measured], threads: int, words: str = "") -> None:
+    """`words`: which of the vocabulary's are computed, where not all of them are."""
     rounds = min((len(measured.answers[BEAMLINE]) for measured in found), default=0)
     print(
-        f"\nMarian-base shape, random weights, {SOURCE_LENGTH} source and {TARGET_LENGTH} target tokens;"
+        f"\nMarian-base shape, random weights, {SOURCE_LENGTH} source and {TARGET_LENGTH} target tokens{words};"
         f" {threads} threads on {_cpu()} ({os.cpu_count()} cores); best of {rounds} interleaved rounds"
     )
     for worker in workers:

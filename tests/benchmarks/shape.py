@@ -29,13 +29,13 @@ from tests.support.processes import run_beamline
 SOURCE_LENGTH = 26  # with the end word
 TARGET_LENGTH = 30
 _VOCABULARY = 58_101
-_EOS, _PAD = 0, _VOCABULARY - 1
+_EOS, PAD = 0, _VOCABULARY - 1
 _SEED = 1
 
 
 def sentences(count: int, seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
-    return [[*(rng.randrange(2, _PAD) for _ in range(SOURCE_LENGTH - 1)), _EOS] for _ in range(count)]
+    return [[*(rng.randrange(2, PAD) for _ in range(SOURCE_LENGTH - 1)), _EOS] for _ in range(count)]
 
 
 def original(cache: Path) -> Path:
@@ -108,10 +108,10 @@ def _write_original(folder: Path) -> None:
         max_position_embeddings=512,
         scale_embedding=True,
         static_position_embeddings=True,
-        pad_token_id=_PAD,
+        pad_token_id=PAD,
         eos_token_id=_EOS,
         forced_eos_token_id=None,
-        decoder_start_token_id=_PAD,
+        decoder_start_token_id=PAD,
     )
     torch.manual_seed(_SEED)
     model = MarianMTModel(config).eval()
@@ -130,14 +130,14 @@ def _write_original(folder: Path) -> None:
             if "fc2" in name:
                 weights.sub_(weights.mean(1, keepdim=True))
         model.model.decoder.layers[-1].final_layer_norm.weight.fill_(1.5)  # some words are clearly better
-        model.model.shared.weight[[_EOS, _PAD]] = 0
+        model.model.shared.weight[[_EOS, PAD]] = 0
     model.generation_config = GenerationConfig(  # as published, but the end is not forced
-        bad_words_ids=[[_PAD]],
-        decoder_start_token_id=_PAD,
+        bad_words_ids=[[PAD]],
+        decoder_start_token_id=PAD,
         eos_token_id=_EOS,
         max_length=512,
         num_beams=4,
-        pad_token_id=_PAD,
+        pad_token_id=PAD,
         renormalize_logits=True,
     )
     model.save_pretrained(folder)
@@ -153,7 +153,7 @@ def _export(source: Path, folder: Path) -> None:
     transformer.load_state_dict(map_weights(tensors, config, None))
     steps = TransformerSteps(transformer)
     limits = limits_of(config)
-    forbidden = (_PAD,)
+    forbidden = (PAD,)
     files = export_graphs(steps, SearchConstants((_EOS,), 2, True, forbidden), folder, lambda step: None)
     manifest = Manifest(
         name="marian-base-shape",

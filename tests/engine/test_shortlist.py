@@ -100,7 +100,7 @@ def test_it_is_the_search_over_the_listed_words(
 def test_it_is_the_search_over_the_listed_words_at_length(
     kind: str, tmp_path: Path, case: Case, beams: int, request: pytest.FixtureRequest
 ) -> None:
-    check_against_hugging_face(request.getfixturevalue(kind), tmp_path, case, beams, count=8)
+    check_against_hugging_face(request.getfixturevalue(kind), tmp_path, case, beams, count=3)
 
 
 @pytest.mark.parametrize("kind", ["restricted", "restricted_int8"])

@@ -20,7 +20,9 @@ def main() -> None:
     answers = take_stdout()
     folder, threads = Path(sys.argv[1]), int(sys.argv[2])
     steps: list[StepStats] = []
-    engine = load_engine(folder, read_manifest(folder), EngineSettings(threads=threads), steps.append)
+    manifest = read_manifest(folder)
+    settings = EngineSettings(threads=threads, shortlist=manifest.shortlist is not None)
+    engine = load_engine(folder, manifest, settings, steps.append)
 
     def answer(question: Question) -> dict[str, Any]:
         steps.clear()
