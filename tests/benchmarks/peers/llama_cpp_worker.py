@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -82,7 +83,8 @@ def main() -> None:
         seconds = time.perf_counter() - began
         return {"seconds": seconds, "tokens": tokens, "first_seconds": sum(first) / len(first)}
 
-    serve(answers, {"version": f"{file.rpartition('.Q')[2]}, llama-cpp-python {llama_cpp.__version__}"}, answer)
+    kind = Path(file).stem.rpartition(".")[2]
+    serve(answers, {"version": f"{kind}, llama-cpp-python {llama_cpp.__version__}"}, answer)
 
 
 if __name__ == "__main__":
