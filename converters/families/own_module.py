@@ -36,10 +36,12 @@ class OwnModuleConverter(Converter):
         names = settings.weight_names
         fill(module, {names.get(name, name): tensor for name, tensor in tensors.items()}, str(self.weights))
         module.eval().requires_grad_(False)
-        checker.check_behaviour()
+        checker.check_shapes()
         steps = OwnSteps(module)
         loaded = self._loaded(module, steps, settings)
+        # Before it is compared alone and in a batch: an `if` on values would show there too, but without its line.
         check_traceable(steps, search_constants(loaded), self.origin)
+        checker.check_independence()
         return loaded
 
     def _loaded(self, module: nn.Module, steps: OwnSteps, settings: Settings) -> Loaded:

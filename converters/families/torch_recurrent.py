@@ -24,10 +24,11 @@
     }
 
 Optional: "readout" (an nn.Linear before the output) with "readout_activation"; "bridge_cell" (an LSTM's second state),
-"bridge_from", "merge", "reverse_source", "nonlinearity" (of an nn.RNN), "attention_activation", "window",
-"window_radius", "attention_place" and "attention_place_energy" (of a predicted window), "context_gate" (an nn.Linear
-over the state), "source_eos", "decoding", "source_language", "target_language", "description". `RecurrentConfig` says
-what they mean. Widths, depths and directions are read off the weights.
+"bridge_from" ("each": layer by layer; or the encoder's "top" or "mean"), "merge", "reverse_source", "nonlinearity" (of
+an nn.RNN), "attention_activation", "window", "window_radius", "attention_place" and "attention_place_energy" (of a
+predicted window), "context_gate" (an nn.Linear over the state), "source_eos", "decoding", "source_language",
+"target_language", "description". `RecurrentConfig` says what they mean. Widths, depths and directions are read off the
+weights.
 
 A model that reads feature vectors (an image's grid, frames) says how many values each has, "source_features", instead
 of "source_embedding"; "feature_projection" names an nn.Linear that they go through first, and "encoder" may be left

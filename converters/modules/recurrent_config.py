@@ -229,7 +229,8 @@ class RecurrentConfig(EncoderStack):
         if self.bridge_from == "each" and self.encoder_layers != self.decoder_layers:
             found.append(
                 f"bridge_from 'each' needs as many encoder layers ({self.encoder_layers}) "
-                f"as decoder layers ({self.decoder_layers})"
+                f"as decoder layers ({self.decoder_layers}); 'top' begins all of them with the encoder's top layer, "
+                "'mean' with the mean of its outputs"
             )
         elif self.bridge == "copy":
             layers = range(self.encoder_layers) if self.bridge_from == "each" else [max(0, self.encoder_layers - 1)]

@@ -33,11 +33,15 @@ class Checker:
         self.reasons: list[str] = []
 
     def check_interface(self) -> None:
-        """Raises `UnsupportedCheckpoint` with what is wrong, as does `check_behaviour`, which needs the weights."""
+        """Raises `UnsupportedCheckpoint` with what is wrong, as do the others, which need the weights."""
         self._go_through(self._interface, self._declarations)
 
-    def check_behaviour(self) -> None:
-        self._go_through(self._run)
+    def check_shapes(self) -> None:
+        self._go_through(self._shapes)
+
+    def check_independence(self) -> None:
+        """Of chance, of padding, and of the neighbours in a batch."""
+        self._go_through(self._independence)
 
     def _go_through(self, *stages: Callable[[], None]) -> None:
         for stage in stages:
@@ -104,12 +108,17 @@ class Checker:
         place = self.origin.place_of(getattr(self.module, method))
         self.reasons[before:] = [f"{reason}{place}" for reason in self.reasons[before:]]
 
-    def _run(self) -> None:
+    def _sources(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
-        size = self.own.settings.source_vocab_size
-        source = torch.randint(0, size, (len(LENGTHS), LENGTHS[0]), generator=generator)
+        source = torch.randint(0, self.own.settings.source_vocab_size, (len(LENGTHS), LENGTHS[0]), generator=generator)
         mask = torch.arange(LENGTHS[0])[None, :] < torch.tensor(LENGTHS)[:, None]
-        source = torch.where(mask, source, self.own.settings.pad_id)
+        return torch.where(mask, source, self.own.settings.pad_id), mask
+
+    def _shapes(self) -> None:
+        self._answers("", *self._sources(), BEAMS)
+
+    def _independence(self) -> None:
+        source, mask = self._sources()
         together = self._answers("", source, mask, BEAMS)
         if together is None:
             return
@@ -118,7 +127,7 @@ class Checker:
             together, again, slice(None), "is random: it changes from one call to the next"
         ):
             return
-        noise = torch.where(mask, source, (source + 1) % size)
+        noise = torch.where(mask, source, (source + 1) % self.own.settings.source_vocab_size)
         if (spoilt := self._answers("with other words behind the end, ", noise, mask, BEAMS)) is None:
             return
         if self._different(together, spoilt, slice(None), "depends on what stands behind a source's end"):
@@ -128,7 +137,10 @@ class Checker:
             alone = self._answers(where, source[row : row + 1, :length], mask[row : row + 1, :length], 1)
             if alone is None:
                 return
-            why = f"of a source of {length} is another one alone than in a batch of {len(LENGTHS)} with {BEAMS} beams"
+            why = (
+                f"for a source of {length} is not the same alone as in a batch of {len(LENGTHS)} with {BEAMS} beams"
+                " (is source_mask used wherever positions are looked at together?)"
+            )
             if self._different(together, alone, slice(row, row + 1), why):
                 return
 
@@ -174,7 +186,7 @@ class Checker:
                 self._stepped(what, stepped, tensors, axes)
             if self.reasons:
                 return None
-            answers[f"step {number + 1}'s logits"] = stepped.logits[:, :1]
+            answers[f"step {number + 1}'s 'logits'"] = stepped.logits[:, :1]
             states, ancestry = dict(stepped.states), tree.ancestry_of(own)
         return answers
 
@@ -210,9 +222,9 @@ class Checker:
             self.reasons.append(f"{what} returned {type(found).__name__}; it must be a converters.own.Stepped")
             return
         words = self.own.settings.target_vocab_size
-        self._tensor(f"{what}: the logits", found.logits, ["B", "K", words], axes, "float32")
+        self._tensor(f"{what}: 'logits'", found.logits, ["B", "K", words], axes, "float32")
         if found.attention is not None:
-            self._tensor(f"{what}: the attention", found.attention, ["B", "K", "S"], axes, "float32")
+            self._tensor(f"{what}: 'attention'", found.attention, ["B", "K", "S"], axes, "float32")
         for kind in (StateKind.RECURRENT, StateKind.CACHE):
             self._named(what, found.states, tensors, kind, axes, keep_beams=True)
 
