@@ -59,7 +59,7 @@ def check_listed_only_if_complete(repository: Path) -> int:
 
 
 @pytest.mark.usefixtures("quick_conversion")
-@pytest.mark.parametrize("name", ["weights.bin", "encoder.onnx"])
+@pytest.mark.parametrize("name", ["weights.bin", pytest.param("encoder.onnx", marks=pytest.mark.full)])
 def test_a_killed_conversion_leaves_no_version(reference_source: Path, tmp_path: Path, name: str) -> None:
     """At a random moment after this file has appeared. (What later kills leave, test_conversion.py looks at.)"""
     chance = random.Random(name)

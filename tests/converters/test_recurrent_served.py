@@ -170,6 +170,7 @@ def test_a_poisoned_state_fails_its_request_alone(served: Served) -> None:
         assert [hypothesis.tokens for hypothesis in found.hypotheses] == [h.tokens for h in wanted.hypotheses]
 
 
+@pytest.mark.full
 def test_a_users_model_is_served(tmp_path: Path) -> None:
     """Sutskever's shape, through the loader for torch.nn's state dicts: no attention, and nothing in memory at all."""
     kind = next(kind for kind in USER_MODELS if kind.__name__ == "Sutskever")
