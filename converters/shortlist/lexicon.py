@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from converters.shortlist.alignment import LONGEST, Ints, Sentences, learn
+from converters.whole_file import write_whole
 from serving.errors import ConversionError
 from serving.manifest import MANIFEST_FILE, File, Manifest
 from serving.shortlist import Lexicon
@@ -96,18 +96,9 @@ def add_to_version(folder: Path, manifest: Manifest, lexicon: Lexicon) -> Manife
     lexicon.save(buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()
     name = f"shortlist-{digest[:12]}.npz"
-    _write(folder / name, buffer.getvalue())
+    write_whole(folder / name, buffer.getvalue())
     changed = manifest.model_copy(update={"shortlist": File(file=name, sha256=digest)})
-    _write(folder / MANIFEST_FILE, changed.to_json().encode())
+    write_whole(folder / MANIFEST_FILE, changed.to_json().encode())
     if manifest.shortlist is not None and manifest.shortlist.file != name:
         (folder / manifest.shortlist.file).unlink(missing_ok=True)
     return changed
-
-
-def _write(path: Path, content: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from converters.tensorrt import lint
 from converters.tensorrt.graph import Graph
 from converters.tensorrt.library import Library, Protocol, logger_for
 from converters.tensorrt.profiles import Extent, profile
+from converters.whole_file import write_whole
 from serving.errors import ConversionError
 from serving.manifest import AnyManifest, File
 from serving.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
@@ -82,7 +82,7 @@ def build(
     if plan is None or said.problems():
         raise BuildFailure(f"{graph.path} ({capability})", said.problems() or ["TensorRT gave no reason"])
     if cache is not None and timing_cache is not None:
-        write(timing_cache, bytes(config.get_timing_cache().serialize()))
+        write_whole(timing_cache, bytes(config.get_timing_cache().serialize()))
     return Built(
         bytes(plan),
         graph.inputs,
@@ -214,16 +214,6 @@ def save(
     )
     folder.mkdir(exist_ok=True)
     (folder / f"{stem}.json").unlink(missing_ok=True)
-    write(folder / card.plan.file, built.content)
-    write(folder / f"{stem}.json", (card.model_dump_json(indent=2) + "\n").encode())
+    write_whole(folder / card.plan.file, built.content)
+    write_whole(folder / f"{stem}.json", (card.model_dump_json(indent=2) + "\n").encode())
     return card
-
-
-def write(path: Path, content: bytes) -> None:
-    """All of it or nothing."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,22 +79,27 @@ class GraphWriter:
         return len(self._shapes.get(x, ())) == 2
 
     def write(self) -> None:
-        """The new nodes in place of the old ones; without what fed these only, which a runtime would compute at every
-        load."""
-        needed = {output.name for output in self._graph.output}
-        kept = []
-        for node in reversed(self._nodes):
-            if needed.intersection(node.output):
-                kept.append(node)
-                needed.update(node.input)
-        tensors = [tensor for tensor in self._graph.initializer if tensor.name in needed]
-        del self._graph.node[:], self._graph.initializer[:]
-        self._graph.node.extend(reversed(kept))
-        self._graph.initializer.extend(tensors)
+        """The new nodes in place of the old ones."""
+        keep_needed(self._graph, self._nodes)
 
     def _register(self, tensor: onnx.TensorProto) -> None:
         self.tensors[tensor.name] = tensor
         self._graph.initializer.append(tensor)
+
+
+def keep_needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Makes these the graph's nodes, in this order, without what no output needs: a runtime would compute that at every
+    load."""
+    needed = {output.name for output in graph.output}
+    kept = []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(node.input)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(reversed(kept))
+    graph.initializer.extend(tensors)
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from serving.backends.graph_writer import keep_needed
 from serving.errors import ModelError
 
 WORDS, POSITIONS, MASK = "shortlist_words", "shortlist_positions", "shortlist_mask"
@@ -75,7 +76,7 @@ class _Cut:
                 *self._row_outputs,
             ]
         )
-        self._drop_unused()
+        keep_needed(self._graph, list(self._graph.node))
 
     def rows_graph(self) -> onnx.GraphProto:
         needed = [name for node in self._row_nodes for name in node.input if name != WORDS]
@@ -239,15 +240,3 @@ class _Cut:
     def _kind(self, name: str) -> int:
         value = self._values.get(name)
         return 0 if value is None else int(value.type.tensor_type.elem_type)
-
-    def _drop_unused(self) -> None:
-        needed = {output.name for output in self._graph.output}
-        kept = []
-        for node in reversed(self._graph.node):
-            if needed.intersection(node.output):
-                kept.append(node)
-                needed.update(node.input)
-        tensors = [tensor for tensor in self._graph.initializer if tensor.name in needed]
-        del self._graph.node[:], self._graph.initializer[:]
-        self._graph.node.extend(reversed(kept))
-        self._graph.initializer.extend(tensors)
