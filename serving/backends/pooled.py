@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from serving.backends.base import Floats
-from serving.backends.onnxruntime import open_session
 from serving.backends.padding import pad
+from serving.backends.session import open_session
 from serving.manifest import PooledManifest
 
 
