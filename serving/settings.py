@@ -4,6 +4,7 @@ versions = "newest"      # or "all", or a list of numbers: only these
 slots = 16               # requests that are decoded at once
 queue = 256              # requests that wait behind them
 device = "auto"          # or "cpu", "cuda", "tensorrt"
+prompt_slowdown = 8.0    # of running streams, at most, while prompts are taken in: more, and prompts are in sooner
 precision = "float32"    # refuse a version that is stored otherwise
 shortlist = true         # only words that its lexical table (`beamline shortlist`) has for a source; on the CPU
 
@@ -27,6 +28,8 @@ from serving.errors import ModelError
 from serving.manifest import AnyManifest, DecodingDefaults, Manifest, PooledManifest, Precision, StateKind
 
 SETTINGS_FILE = "serving.toml"
+MOST_SLOWDOWN = 1000.0
+_SLOWDOWN = "prompt_slowdown"
 
 Number = Annotated[int, Field(ge=1, strict=True)]  # neither "3" nor true
 Versions = Literal["newest", "all"] | Annotated[tuple[Number, ...], Field(min_length=1)]
@@ -38,6 +41,7 @@ class ModelSettings(BaseModel):
     versions: Versions | None = None  # None: as the command line says
     slots: Annotated[Number, Field(le=4096)] | None = None
     queue: Annotated[Number, Field(le=1_000_000)] | None = None
+    prompt_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, strict=True)] | None = None  # of a language model
     device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
     shortlist: Annotated[bool, Field(strict=True)] = False
@@ -95,9 +99,10 @@ def check(settings: ModelSettings, manifest: AnyManifest, path: Path) -> None:
     """Raises a `ModelError` where the version can't be served as asked."""
     if not isinstance(manifest, PooledManifest):
         apply(settings, manifest, path)
-    elif settings.defaults or settings.shortlist:
-        has = "[defaults]" if settings.defaults else "a shortlist"
-        raise ModelError(f"{path} has {has}, but {manifest.name} decodes nothing")
+        return
+    decoding = {"[defaults]": settings.defaults, "a shortlist": settings.shortlist, _SLOWDOWN: settings.prompt_slowdown}
+    if has := [name for name, value in decoding.items() if value]:
+        raise ModelError(f"{path} has {' and '.join(has)}, but {manifest.name} decodes nothing")
 
 
 def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
@@ -113,6 +118,8 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
             f"{path} asks for a shortlist, but {manifest.name} version {manifest.version} has none: make one with "
             "beamline shortlist"
         )
+    if settings.prompt_slowdown is not None and manifest.graphs.prefill is None:
+        raise ModelError(f"{path} has {_SLOWDOWN}, but {manifest.name} version {manifest.version} takes in no prompts")
     if not settings.defaults:
         return manifest
     merged = {**manifest.defaults.model_dump(), **settings.defaults}

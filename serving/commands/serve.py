@@ -15,6 +15,7 @@ from serving.errors import BeamlineError
 from serving.logs import LEVELS, LogFormat, configure
 from serving.security.tls import TlsFiles
 from serving.server import Server
+from serving.settings import MOST_SLOWDOWN
 
 HELP = "serve the models of a repository over gRPC"
 
@@ -73,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.prefix_cache_bytes // MIB,
         metavar="N",
         help="prompts that a language model remembers; 0: none (%(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-slowdown",
+        type=slowdown,
+        default=config.prompt_slowdown,
+        metavar="X",
+        help="how many times as long running streams may wait for a token while prompts are taken in (%(default)s)",
     )
     parser.add_argument("--default-model", metavar="M", help="for calls that name none")
     parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
@@ -133,6 +141,13 @@ def positive(text: str) -> int:
     return value
 
 
+def slowdown(text: str) -> float:
+    value = float(text)
+    if not 1 <= value <= MOST_SLOWDOWN:
+        raise argparse.ArgumentTypeError(f"{text} is no slowdown: 1 to {MOST_SLOWDOWN:g}")
+    return value
+
+
 def duration(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):
@@ -175,6 +190,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_slots=args.max_slots,
         max_queue=args.max_queue,
         prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,
+        prompt_slowdown=args.prompt_slowdown,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
         early_refusal=not args.no_early_refusal,

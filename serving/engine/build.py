@@ -32,6 +32,7 @@ class EngineSettings:
     early_refusal: bool = True
     warm_up: bool = True
     prefix_cache_bytes: int = 0
+    prompt_slowdown: float = 2.3  # of those who decode, while prompts are taken in
     shortlist: bool = False
     choice: Choice = ON_CPU
     cuda_options: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's CUDA provider
@@ -77,6 +78,7 @@ def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, devic
         max_queue=settings.max_queue,
         early_refusal=settings.early_refusal,
         prefix_cache_bytes=settings.prefix_cache_bytes,
+        prompt_slowdown=settings.prompt_slowdown,
     )
     if settings.warm_up:
         _warm_up(engine)

@@ -29,7 +29,7 @@ from serving.engine.job import Job
 from serving.engine.joining import Joining
 from serving.engine.plan import Plan
 from serving.engine.prefix_cache import PrefixCache
-from serving.engine.prompts import PromptIntake
+from serving.engine.prompts import Pace, PromptIntake
 from serving.engine.request import Hypothesis, Request, Result, Timings
 from serving.engine.room import Room
 from serving.engine.scheduler import Scheduler
@@ -64,6 +64,7 @@ class Engine:
         max_queue: int,
         early_refusal: bool = True,
         prefix_cache_bytes: int = 0,
+        prompt_slowdown: float = 2.3,
         run_ahead: bool = True,
         observe: Callable[[StepStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
@@ -86,7 +87,8 @@ class Engine:
             self._intake = EncoderIntake(backend, self._inbox.left, could_not_prepare)
         else:
             cache = PrefixCache(prefix_cache_bytes)
-            self._intake = PromptIntake(backend, self._inbox.left, could_not_prepare, clock, cache)
+            pace = Pace(prompt_slowdown)
+            self._intake = PromptIntake(backend, self._inbox.left, could_not_prepare, clock, cache, pace)
         scoring = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, clock, scoring, weakly(self._scored))
         self._counts = _Counts()

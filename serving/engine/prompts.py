@@ -26,14 +26,14 @@ LARGEST_CHUNK = 512  # tokens, over all rows
 _SMALLEST_CHUNK = 2  # on a CPU eight tokens take three times as long as a step's one
 _GROUP_TOKENS = 1024
 _GROUP_ROWS = 16
-# A chunk may take so many times as long as a step; with the step itself, a running stream's gap stays under 3 of them.
-_CHUNK_PER_STEP = 1.3
 
 
 class Pace:
-    """How many tokens of prompts go between two steps: as many as take about as long as a step does."""
+    """How many tokens of prompts go between two steps: as many as let a running stream's gap become `slowdown` times
+    what it is without them, but never fewer than a few."""
 
-    def __init__(self) -> None:
+    def __init__(self, slowdown: float) -> None:
+        self._chunk_per_step = slowdown - 1  # the rest of the gap is the step itself
         self._tokens = float(_SMALLEST_CHUNK)
         self._step_seconds = 0.0
 
@@ -44,7 +44,7 @@ class Pace:
     def took(self, tokens: int, seconds: float) -> None:
         """A chunk's time is no multiple of its tokens (the weights are read once), so the way there is by trying."""
         if self._step_seconds and seconds > 0:
-            change = min(2.0, max(0.5, _CHUNK_PER_STEP * self._step_seconds / seconds))
+            change = min(2.0, max(0.5, self._chunk_per_step * self._step_seconds / seconds))
             self._tokens = min(float(LARGEST_CHUNK), max(float(_SMALLEST_CHUNK), tokens * change))
 
     def tokens(self, others_wait: bool) -> int:
@@ -86,7 +86,7 @@ class _Group:
 
 class PromptIntake:
     def __init__(
-        self, backend: Backend, taken: Taken, fail: Fail, clock: Callable[[], float], cache: PrefixCache
+        self, backend: Backend, taken: Taken, fail: Fail, clock: Callable[[], float], cache: PrefixCache, pace: Pace
     ) -> None:
         self._backend = backend
         self._taken = taken
@@ -94,7 +94,7 @@ class PromptIntake:
         self._clock = clock
         self._groups: list[_Group] = []
         self._cache = cache
-        self._pace = Pace()
+        self._pace = pace
         self._tokens = 0
         self._cached_tokens = 0
 

@@ -1,9 +1,9 @@
 """`python -m tests.benchmarks.prompt_gap MODEL`: what running streams notice of a long prompt that is taken in.
 
-Streams of greedy tokens run; then a prompt of 2,000 tokens comes. Printed are the gaps between a stream's tokens before
-and while the prompt is taken in, the largest of them in medians of those before (on a shared machine the very largest
-is often somebody else's doing). The same once more with the prompt in one piece
-shows what chunks are for. MODEL is a converted version's folder.
+Streams of greedy tokens run; then a prompt of 2,000 tokens comes. Printed are the gaps between a stream's tokens,
+before and while the prompt is taken in, for several slowdowns (`beamline serve --prompt-slowdown`), and with the prompt
+in one piece. The largest gap is given in medians of those before and of those meanwhile; beside it stands the largest
+before, when there was no prompt: what the machine does by itself. MODEL is a converted version's folder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -23,7 +24,20 @@ from serving.engine.request import DecodingOptions, Piece, Request
 from serving.manifest import read_manifest
 from tests.benchmarks.report import print_table
 
-_QUIET_STEPS = 30  # before the prompt comes
+_FIRST_STEPS = 10  # until all of them run
+_QUIET_STEPS = 200  # before the prompt comes
+_HEADER = (
+    "streams",
+    "slowdown",
+    "median before",
+    "largest before",
+    "median during",
+    "99 % below",
+    "largest",
+    "in medians before",
+    "in medians during",
+    "prompt took",
+)
 
 
 def main() -> None:
@@ -31,22 +45,27 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--prompt", type=int, default=2000, metavar="TOKENS")
     parser.add_argument("--streams", default="1,4", metavar="N,N")
+    parser.add_argument("--slowdown", default="2.3,4,8", metavar="X,X")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-whole", action="store_true", help="leave the prompt in one piece out")
     options = parser.parse_args()
-    header = ("streams", "prompt", "gap before", "gap during", "99 % below", "largest", "prompt took")
-    rows: list[tuple[str, ...]] = [header]
+    slowdowns: list[float | None] = [float(part) for part in options.slowdown.split(",")]
+    if not options.no_whole:
+        slowdowns.append(None)
+    rows: list[tuple[str, ...]] = [_HEADER]
     for count in map(int, options.streams.split(",")):
-        for whole in (False, True)[: 1 if options.no_whole else 2]:
-            rows.append(_row(options.model, count, options.prompt, options.threads, whole))
+        rows += [_row(options.model, count, options.prompt, options.threads, slowdown) for slowdown in slowdowns]
     print_table(rows)
 
 
-def _row(folder: Path, streams: int, length: int, threads: int, whole: bool) -> tuple[str, ...]:
+def _row(folder: Path, streams: int, length: int, threads: int, slowdown: float | None) -> tuple[str, ...]:
     manifest = read_manifest(folder)
-    engine = load_engine(folder, manifest, EngineSettings(threads=threads, slots=streams + 1), lambda stats: None)
-    if whole:
-        engine._intake._pace = _Unpaced()  # type: ignore[attr-defined]
+    settings = EngineSettings(threads=threads, slots=streams + 1)
+    if slowdown is not None:
+        settings = replace(settings, prompt_slowdown=slowdown)
+    engine = load_engine(folder, manifest, settings, lambda stats: None)
+    if slowdown is None:
+        engine._intake._pace = _Unpaced(1.0)  # type: ignore[attr-defined]
     chance = random.Random(0)
     tokens = [word for word in range(manifest.vocabulary.target_size) if word not in manifest.vocabulary.eos_ids]
 
@@ -62,25 +81,26 @@ def _row(folder: Path, streams: int, length: int, threads: int, whole: bool) -> 
         return told
 
     running = [submit(8, manifest.limits.max_target_length - 16) for _ in range(streams)]
-    _step(engine, lambda: min(map(len, running)) > _QUIET_STEPS)
-    before = _gaps(running, 0.0)
+    _step(engine, lambda: min(map(len, running)) >= _FIRST_STEPS)
+    began = time.perf_counter()
+    _step(engine, lambda: min(map(len, running)) >= _FIRST_STEPS + _QUIET_STEPS)
+    before = _gaps(running, began)
     came = time.perf_counter()
     late = submit(length, 8)
     _step(engine, lambda: bool(late))
     during = _gaps(running, came)
     return (
         str(streams),
-        "whole" if whole else "in chunks",
-        f"{1000 * median(before):.1f} ms",
-        f"{1000 * median(during):.1f} ms",
-        _in_medians(quantiles(during, n=100)[98], before),
-        _in_medians(max(during), before),
+        "in one piece" if slowdown is None else f"{slowdown:g}",
+        *map(_milliseconds, (median(before), max(before), median(during), quantiles(during, n=100)[98], max(during))),
+        f"{max(during) / median(before):.2f}",
+        f"{max(during) / median(during):.2f}",
         f"{late[0] - came:.1f} s",
     )
 
 
-def _in_medians(gap: float, before: list[float]) -> str:
-    return f"{1000 * gap:.1f} ms = {gap / median(before):.2f}x"
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
 
 
 class _Unpaced(prompts.Pace):

@@ -51,18 +51,6 @@ def test_a_long_prompt_does_not_stop_the_others(harness: Harness) -> None:
         assert len(harness.pieces[number]) - told[number] == steps
 
 
-def test_a_chunk_takes_about_as_long_as_a_step() -> None:
-    """A device where the weights' reading costs as much as ten tokens."""
-    pace = prompts.Pace()
-    step = 0.030
-    for _ in range(30):
-        pace.stepped(step)
-        tokens = pace.tokens(others_wait=True)
-        pace.took(tokens, 0.020 + 0.002 * tokens)
-    assert 0.020 + 0.002 * pace.tokens(others_wait=True) < 2 * step
-    assert pace.tokens(others_wait=False) == prompts.LARGEST_CHUNK
-
-
 def test_a_prompt_in_preparation_can_be_cancelled_and_be_late(harness: Harness) -> None:
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=100, min_length=100))
     harness.engine.step()

@@ -24,6 +24,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         versions = [1, 3]
         slots = 4
         queue = 10
+        prompt_slowdown = 4
         device = "cpu"
         precision = "float32"
 
@@ -35,6 +36,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         versions=(1, 3),
         slots=4,
         queue=10,
+        prompt_slowdown=4.0,
         device="cpu",
         precision="float32",
         defaults={"beam_size": 2, "early_stopping": "never"},
@@ -51,6 +53,8 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         ("versions = []", "versions: "),
         ('versions = "latest"', "versions: Input should be 'newest' or 'all'"),
         ('device = "abacus"', "device: Input should be "),
+        ("prompt_slowdown = 0.5", "prompt_slowdown: Input should be greater than or equal to 1"),
+        ("prompt_slowdown = true", "prompt_slowdown: Input should be a valid number"),
         ("slots =", "is not TOML"),
     ],
 )
@@ -75,6 +79,7 @@ def test_defaults_go_before_those_of_the_manifest(tmp_path: Path) -> None:
     [
         (ModelSettings(defaults={"beam_size": 99}), "beam_size is above limits.max_beam_size"),
         (ModelSettings(defaults={"beam_size": "two"}), "defaults.beam_size: Input should be a valid integer"),
+        (ModelSettings(prompt_slowdown=4.0), "has prompt_slowdown, but .* takes in no prompts"),
         (ModelSettings(precision="float16"), "is stored in float32"),
     ],
 )

@@ -39,6 +39,7 @@ def test_every_option_arrives() -> None:
         "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 "
         "--fake-step-ms 2.5 --fake-slots 7 "
         "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
+        "--prompt-slowdown 4 "
         "--tls-cert c --tls-key k --tls-client-ca a --tokens t --metrics-need-token"
     )
     assert parsed(*line.split()) == ServeConfig(
@@ -60,6 +61,7 @@ def test_every_option_arrives() -> None:
         text=TextLimits(max_inputs=8),
         max_message_bytes=1024 * 1024,
         early_refusal=False,
+        prompt_slowdown=4.0,
         max_calls_per_client=9,
         tls=TlsFiles(Path("c"), Path("k"), Path("a")),
         tokens=Path("t"),
