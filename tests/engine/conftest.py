@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.engines import KINDS, served_by
-from tests.support.lm_harness import Harness
+from tests.support.harness import Harness
 from tests.support.tiny_lm import TinyModel
 
 _OVER_GRAPHS = ("test_engine", "test_search_exact", "test_generation", "test_prompts")

@@ -6,16 +6,15 @@ import gc
 import random
 import resource
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.engine.request import DecodingOptions, FinishReason, Request, Result
-from serving.engine.stats import Outcome, StepStats
+from serving.engine.request import DecodingOptions, FinishReason, Result
+from serving.engine.stats import Outcome
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
-from tests.support.engines import Answer, arenas, decode, make_engine, poison, results
+from tests.support.engines import arenas, decode, make_engine, poison, results
+from tests.support.harness import Harness
 from tests.support.marian_shape import EOS, MAX_LENGTH, PAD, MarianShape
 from tests.support.ties import same_or_tie
 
@@ -71,99 +70,68 @@ def test_an_answer_does_not_depend_on_its_neighbours_at_length(plain_model: Mari
             assert_same(found, expected)
 
 
-class Watched:
-    """An engine whose parts a test can look into."""
-
-    def __init__(self, model: MarianShape, slots: int = 8, max_queue: int = 100) -> None:
-        self.now = 0.0
-        self.stats: list[StepStats] = []
-        self.answers: dict[int, Answer] = {}
-        self.engine = make_engine(
-            model.folder,
-            model.manifest,
-            slots,
-            max_queue=max_queue,
-            observe=self.stats.append,
-            clock=lambda: self.now,
-        )
-        self.backend = cast(OnnxRuntimeBackend, self.engine._backend)  # or one with the same methods
-
-    def submit(self, source: list[int], options: DecodingOptions, deadline: float | None = None) -> int:
-        request = Request(tuple(source), options, lambda answer: self._answered(request.id, answer), deadline)
-        self.engine.submit(request)
-        return request.id
-
-    def _answered(self, number: int, answer: Answer) -> None:
-        assert number not in self.answers, "answered twice"
-        self.answers[number] = answer
-
-    def finish(self) -> None:
-        while self.engine.busy:
-            self.engine.step()
-
-
 def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
     """NaN in one slot's cache fails that request alone, and the slot's next tenant is clean."""
-    watched = Watched(plain_model, slots=3)
+    harness = Harness(plain_model, slots=3)
     requests = [([5, 6, 7 + n], LONG) for n in range(3)]
     expected = results(decode(make_engine(plain_model.folder, plain_model.manifest), [*requests, ([9, 8], BEAM)]))
-    numbers = [watched.submit(source, options) for source, options in requests]
+    numbers = [harness.submit(source, options) for source, options in requests]
     for _ in range(4):
-        watched.engine.step()
-    poison(watched.engine, slot=1)
-    watched.engine.step()
-    if not watched.answers:  # a step was under way already
-        watched.engine.step()
-    assert isinstance(watched.answers[numbers[1]], ComputeError)
-    assert len(watched.answers) == 1
-    late = watched.submit([9, 8], BEAM)
-    watched.finish()
+        harness.engine.step()
+    poison(harness.engine, slot=1)
+    harness.engine.step()
+    if not harness.answers:  # a step was under way already
+        harness.engine.step()
+    assert isinstance(harness.answers[numbers[1]], ComputeError)
+    assert len(harness.answers) == 1
+    late = harness.submit([9, 8], BEAM)
+    harness.finish()
     for number, want in ((numbers[0], expected[0]), (numbers[2], expected[2]), (late, expected[3])):
-        answer = watched.answers[number]
+        answer = harness.answers[number]
         assert isinstance(answer, Result)
         assert_same(answer, want)
-    outcomes = [finished.outcome for stats in watched.stats for finished in stats.finished]
+    outcomes = [finished.outcome for stats in harness.stats for finished in stats.finished]
     assert sorted(outcomes) == [Outcome.FAILED, Outcome.OK, Outcome.OK, Outcome.OK]
-    for name, values in arenas(watched.engine).items():
+    for name, values in arenas(harness.engine).items():
         assert np.isfinite(values.astype(np.float32)).all(), name
 
 
 def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model, slots=1)
-    first, second = watched.submit([5, 6], LONG), watched.submit([7, 8], BEAM)
-    watched.engine.step()
-    watched.engine.cancel(first)
-    watched.engine.cancel(12345)  # nobody
-    watched.engine.step()
-    assert isinstance(watched.answers[first], Cancelled)
-    assert watched.stats[-1].admitted == 1
-    watched.finish()
-    assert isinstance(watched.answers[second], Result)
+    harness = Harness(plain_model, slots=1)
+    first, second = harness.submit([5, 6], LONG), harness.submit([7, 8], BEAM)
+    harness.engine.step()
+    harness.engine.cancel(first)
+    harness.engine.cancel(12345)  # nobody
+    harness.engine.step()
+    assert isinstance(harness.answers[first], Cancelled)
+    assert harness.stats[-1].admitted == 1
+    harness.finish()
+    assert isinstance(harness.answers[second], Result)
 
 
 def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model, slots=1)
-    running = watched.submit([5, 6], LONG, deadline=10.0)
-    waiting = watched.submit([5, 7], LONG, deadline=5.0)
-    watched.engine.step()
-    watched.now = 5.0
-    watched.engine.step()
-    assert isinstance(watched.answers[waiting], DeadlinePassed)
-    assert running not in watched.answers
-    watched.now = 10.0
-    watched.engine.step()
-    assert isinstance(watched.answers[running], DeadlinePassed)
-    assert not watched.engine.busy
+    harness = Harness(plain_model, slots=1)
+    running = harness.submit([5, 6], LONG, deadline=10.0)
+    waiting = harness.submit([5, 7], LONG, deadline=5.0)
+    harness.engine.step()
+    harness.now = 5.0
+    harness.engine.step()
+    assert isinstance(harness.answers[waiting], DeadlinePassed)
+    assert running not in harness.answers
+    harness.now = 10.0
+    harness.engine.step()
+    assert isinstance(harness.answers[running], DeadlinePassed)
+    assert not harness.engine.busy
 
 
 def test_a_time_limit_gives_the_best_so_far(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model)
-    number = watched.submit([5, 6, 7], replace(LONG, time_limit=3.0))
+    harness = Harness(plain_model)
+    number = harness.submit([5, 6, 7], replace(LONG, time_limit=3.0))
     for _ in range(6):
-        watched.engine.step()
-    watched.now = 3.0
-    watched.engine.step()
-    answer = watched.answers[number]
+        harness.engine.step()
+    harness.now = 3.0
+    harness.engine.step()
+    answer = harness.answers[number]
     assert isinstance(answer, Result)
     best = answer.hypotheses[0]
     assert best.finish_reason is FinishReason.TIME_LIMIT
@@ -172,80 +140,80 @@ def test_a_time_limit_gives_the_best_so_far(plain_model: MarianShape) -> None:
 
 
 def test_a_full_queue_refuses_and_a_draining_engine_too(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model, slots=1, max_queue=2)
-    watched.submit([5], BEAM)
-    watched.submit([5], BEAM)
+    harness = Harness(plain_model, slots=1, max_queue=2)
+    harness.submit([5], BEAM)
+    harness.submit([5], BEAM)
     with pytest.raises(Overloaded, match="2 waiting"):
-        watched.submit([5], BEAM)
-    watched.engine.step()  # one is running now
-    watched.submit([5], BEAM)
-    watched.engine.drain()
+        harness.submit([5], BEAM)
+    harness.engine.step()  # one is running now
+    harness.submit([5], BEAM)
+    harness.engine.drain()
     with pytest.raises(ShuttingDown):
-        watched.submit([5], BEAM)
-    watched.finish()
-    assert [type(answer) for answer in watched.answers.values()] == [Result] * 3
+        harness.submit([5], BEAM)
+    harness.finish()
+    assert [type(answer) for answer in harness.answers.values()] == [Result] * 3
 
 
 def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
     plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(plain_model)
-    lost = watched.submit([5, 6], BEAM)
-    watched.engine.step()
+    harness = Harness(plain_model)
+    lost = harness.submit([5, 6], BEAM)
+    harness.engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(watched.backend, "run", lambda inputs: 1 / 0)
-        patch.setattr(watched.backend, "collect", lambda: 1 / 0, raising=False)  # of a backend that runs ahead
-        watched.engine.step()
-    assert isinstance(watched.answers[lost], ComputeError)
-    kept = watched.submit([5, 6], BEAM)
-    watched.finish()
-    assert isinstance(watched.answers[kept], Result)
+        patch.setattr(harness.backend, "run", lambda inputs: 1 / 0)
+        patch.setattr(harness.backend, "collect", lambda: 1 / 0, raising=False)  # of a backend that runs ahead
+        harness.engine.step()
+    assert isinstance(harness.answers[lost], ComputeError)
+    kept = harness.submit([5, 6], BEAM)
+    harness.finish()
+    assert isinstance(harness.answers[kept], Result)
 
 
 def test_a_source_that_breaks_the_encoder_fails_alone(
     plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(plain_model)
-    encode = watched.backend.encode
+    harness = Harness(plain_model)
+    encode = harness.backend.encode
 
     def picky(sources: list[list[int]]) -> object:
         if any(13 in source for source in sources):
             raise RuntimeError("poisoned")
         return encode(sources)
 
-    monkeypatch.setattr(watched.backend, "encode", picky)
-    good = [watched.submit([5, 6, n], BEAM) for n in range(20, 24)]
-    bad = watched.submit([5, 6, 13], BEAM)
-    watched.finish()
-    assert isinstance(watched.answers[bad], ComputeError)
-    assert all(isinstance(watched.answers[number], Result) for number in good)
+    monkeypatch.setattr(harness.backend, "encode", picky)
+    good = [harness.submit([5, 6, n], BEAM) for n in range(20, 24)]
+    bad = harness.submit([5, 6, 13], BEAM)
+    harness.finish()
+    assert isinstance(harness.answers[bad], ComputeError)
+    assert all(isinstance(harness.answers[number], Result) for number in good)
 
 
 def test_options_that_forbid_everything_are_an_error(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model)
+    harness = Harness(plain_model)
     everything = tuple(word for word in range(plain_model.manifest.vocabulary.target_size) if word != EOS)
-    number = watched.submit([5], replace(BEAM, suppress_tokens=everything, min_length=30, max_length=31))
-    watched.finish()
-    assert isinstance(watched.answers[number], InvalidRequest)
+    number = harness.submit([5], replace(BEAM, suppress_tokens=everything, min_length=30, max_length=31))
+    harness.finish()
+    assert isinstance(harness.answers[number], InvalidRequest)
 
 
 def test_everybody_gets_an_answer_when_all_is_over(plain_model: MarianShape) -> None:
-    watched = Watched(plain_model, slots=2)
-    numbers = [watched.submit([5, n], LONG) for n in range(5, 10)]
-    watched.engine.step()
-    watched.engine.fail_everything(ShuttingDown("over"))
-    assert all(isinstance(watched.answers[number], ShuttingDown) for number in numbers)
-    assert not watched.engine.busy
+    harness = Harness(plain_model, slots=2)
+    numbers = [harness.submit([5, n], LONG) for n in range(5, 10)]
+    harness.engine.step()
+    harness.engine.fail_everything(ShuttingDown("over"))
+    assert all(isinstance(harness.answers[number], ShuttingDown) for number in numbers)
+    assert not harness.engine.busy
 
 
 @pytest.mark.one_backend("the plans' cache lengths are others")
 def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
     """60 steps of 8 beams write 480 entries a slot; dead branches are cut, so the bucket stays far below."""
-    watched = Watched(plain_model)
+    harness = Harness(plain_model)
     for source in ([5, 6, 7], [8, 9], [10]):
-        watched.submit(source, replace(LONG, beam_size=8))
-    watched.finish()
-    steps = [stats for stats in watched.stats if stats.beam_width]
+        harness.submit(source, replace(LONG, beam_size=8))
+    harness.finish()
+    steps = [stats for stats in harness.stats if stats.beam_width]
     assert sum(stats.compactions for stats in steps) > 0
     assert max(stats.cache_length for stats in steps) <= 256
     copies = sum(stats.compactions + stats.relayouts + stats.moves for stats in steps)

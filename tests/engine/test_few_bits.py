@@ -11,10 +11,11 @@ import pytest
 from serving.engine.request import Result
 from serving.errors import ComputeError
 from serving.manifest import StateKind
-from tests.engine.test_engine import LONG, Watched, assert_same, crowd
+from tests.engine.test_engine import LONG, assert_same, crowd
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.few_bits import in_few_bits
+from tests.support.harness import Harness
 from tests.support.marian_shape import MarianShape
 from tests.support.ties import TIE
 
@@ -73,15 +74,15 @@ def test_it_says_nearly_what_full_precision_says(model: MarianShape, plain_model
 @pytest.mark.parametrize("head", [0, 3])
 def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: int) -> None:
     """A maximum would step over it: the row's other heads are numbers."""
-    watched = Watched(model, slots=3)
-    numbers = [watched.submit([5, 6, 7 + n], LONG) for n in range(3)]
+    harness = Harness(model, slots=3)
+    numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
     for _ in range(4):
-        watched.engine.step()
-    watched.backend._arenas["cache_value_0"].view[1, head, 0] = np.nan
-    watched.engine.step()
-    assert isinstance(watched.answers[numbers[1]], ComputeError)
-    watched.finish()
-    assert not any(isinstance(watched.answers[number], Exception) for number in (numbers[0], numbers[2]))
+        harness.engine.step()
+    harness.backend._arenas["cache_value_0"].view[1, head, 0] = np.nan
+    harness.engine.step()
+    assert isinstance(harness.answers[numbers[1]], ComputeError)
+    harness.finish()
+    assert not any(isinstance(harness.answers[number], Exception) for number in (numbers[0], numbers[2]))
 
 
 def test_its_graphs_compile_for_tensorrt(model: MarianShape) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from serving.engine.request import DecodingOptions, FinishReason
 from tests.support.engines import arenas
-from tests.support.lm_harness import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, Harness, prompt, same
+from tests.support.harness import Harness
+from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, prompt, same
 from tests.support.plain_search import plain_search
 from tests.support.ties import same_or_tie
 from tests.support.tiny_lm import EOS, TinyModel
@@ -118,7 +119,7 @@ def test_the_engines_samples_follow_the_models_distribution(tiny_lm: TinyModel) 
         logits = tiny_lm.original(torch.tensor([source]))[0, -1]
     best = (logits / 1.5).topk(6)
     shares = dict(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True))
-    harness = Harness(tiny_lm, slots=8, cache=1 << 20)
+    harness = Harness(tiny_lm, slots=8, prefix_cache=1 << 20)
     options = replace(FOUR, beam_size=8, num_hypotheses=8, temperature=1.5, top_k=6, max_length=2, min_length=0)
     numbers = [harness.submit(source, replace(options, seed=seed)) for seed in range(100)]
     harness.finish()

@@ -11,7 +11,8 @@ from serving.backends import onnxruntime
 from serving.backends.base import PromptChunk
 from serving.engine import prompts
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
-from tests.support.lm_harness import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, Harness, prompt, same
+from tests.support.harness import Harness
+from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, prompt, same
 from tests.support.tiny_lm import CONTEXT, TinyModel
 
 
@@ -98,7 +99,7 @@ def test_a_prompt_that_begins_as_a_recent_one_reuses_its_entries(tiny_lm: TinyMo
     system = prompt(100)
     questions = [(*system, *prompt(length, seed=9)) for length in (1, 5, 20)]
     expected = [Harness(tiny_lm).answer(question, BEAM) for question in questions]
-    harness = Harness(tiny_lm, cache=1 << 30)
+    harness = Harness(tiny_lm, prefix_cache=1 << 30)
     found = [harness.answer(question, BEAM) for question in questions]
     again = harness.answer(questions[1], BEAM)
     assert [each.cached_tokens for each in found] == [0, 100, 100]
@@ -111,7 +112,7 @@ def test_a_prompt_that_begins_as_a_recent_one_reuses_its_entries(tiny_lm: TinyMo
 
 def test_the_prefix_cache_is_bounded_and_forgets_what_is_oldest(tiny_lm: TinyModel) -> None:
     entry = 2 * 2 * 32 * 4  # layers, keys and values, width, bytes
-    harness = Harness(tiny_lm, cache=250 * entry)
+    harness = Harness(tiny_lm, prefix_cache=250 * entry)
     sizes = []
     for seed in (1, 2, 1, 3):  # the second use of 1 leaves 2 as the oldest
         harness.answer(prompt(101, seed), GREEDY)

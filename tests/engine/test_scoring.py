@@ -11,7 +11,8 @@ from serving.engine.scoring import ScoringRequest
 from serving.engine.stats import Outcome
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 from tests.support.engines import make_engine
-from tests.support.lm_harness import Harness, prompt
+from tests.support.harness import Harness
+from tests.support.lm_requests import prompt
 from tests.support.marian_shape import PAD, MarianShape
 from tests.support.tiny_lm import TinyModel
 

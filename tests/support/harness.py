@@ -1,34 +1,28 @@
-"""An engine over the tiny language model, stepped by hand."""
+"""An engine that a test steps by hand, and everything that it says."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-from typing import cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
 
 from serving.backends.onnxruntime import OnnxRuntimeBackend
 from serving.engine.request import DecodingOptions, Piece, Request, Result
 from serving.engine.stats import StepStats
+from serving.manifest import Manifest
 from tests.support.engines import Answer, make_engine
-from tests.support.ties import same_or_tie
-from tests.support.tiny_lm import VOCABULARY, TinyModel
-
-GREEDY = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=25)
-BEAM = replace(GREEDY, beam_size=4, num_hypotheses=4)
-SAMPLE = replace(GREEDY, temperature=1.0, seed=11)
-ENDLESS = replace(GREEDY, min_length=GREEDY.max_length)
-FOUR = replace(ENDLESS, beam_size=4, num_hypotheses=4, temperature=1.0)
 
 
-def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    chance = random.Random(1000 * seed + length)
-    return tuple(chance.randrange(3, VOCABULARY) for _ in range(length))
+class Converted(Protocol):
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
 
 
 class Harness:
-    """An engine that a test steps by hand, and everything that it says."""
-
-    def __init__(self, model: TinyModel, slots: int = 8, cache: int = 0) -> None:
+    def __init__(self, model: Converted, slots: int = 8, max_queue: int = 1000, prefix_cache: int = 0) -> None:
         self.now = 0.0
         self.stats: list[StepStats] = []
         self.answers: dict[int, Answer] = {}
@@ -37,16 +31,16 @@ class Harness:
             model.folder,
             model.manifest,
             slots,
-            max_queue=1000,
-            prefix_cache_bytes=cache,
+            max_queue=max_queue,
+            prefix_cache_bytes=prefix_cache,
             observe=self.stats.append,
             clock=lambda: self.now,
         )
         self.backend = cast(OnnxRuntimeBackend, self.engine._backend)  # or one with the same methods
 
-    def submit(self, source: tuple[int, ...], options: DecodingOptions, deadline: float | None = None) -> int:
+    def submit(self, source: Sequence[int], options: DecodingOptions, deadline: float | None = None) -> int:
         request = Request(
-            source,
+            tuple(source),
             options,
             lambda answer: self._answered(request.id, answer),
             deadline,
@@ -69,14 +63,7 @@ class Harness:
         assert isinstance(answer, Result), answer
         return answer
 
-    def answer(self, source: tuple[int, ...], options: DecodingOptions) -> Result:
+    def answer(self, source: Sequence[int], options: DecodingOptions) -> Result:
         number = self.submit(source, options)
         self.finish()
         return self.result(number)
-
-
-def same(one: Result, other: Result) -> bool:
-    return all(
-        same_or_tie(mine.tokens, mine.token_log_probs, yours.tokens, yours.token_log_probs)
-        for mine, yours in zip(one.hypotheses, other.hypotheses, strict=True)
-    )
