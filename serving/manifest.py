@@ -104,6 +104,10 @@ class DecodingDefaults(Record):
     early_stopping: bool | Literal["never"] = False
     min_length: int = Field(default=0, ge=0)
     max_length: int = Field(default=256, ge=2)
+    # Where a request names no max_length, a translation has at most so many tokens per token of its source, and so many
+    # more: a model that repeats itself is cut off in time. 0: max_length alone decides.
+    max_length_factor: float = Field(default=0.0, ge=0)
+    max_length_extra: int = Field(default=0, ge=0)
     no_repeat_ngram_size: int = Field(default=0, ge=0)
     repetition_penalty: float = Field(default=1.0, gt=0)
     bad_words: tuple[tuple[Id, ...], ...] = ()

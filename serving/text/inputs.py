@@ -13,7 +13,7 @@ from serving.bridge import Job
 from serving.config import TextLimits
 from serving.engine.request import DecodingOptions
 from serving.errors import InvalidRequest
-from serving.text.options import decoding_options
+from serving.text.options import bounded_by_source, decoding_options
 from serving.text.parts import Layout, split
 from serving.text.protocol import ModelCard, Tokenizer
 
@@ -42,14 +42,22 @@ class InputReader:
             raise InvalidRequest(
                 f"the call has {len(request.inputs)} inputs; at most {self._limits.max_inputs} are allowed"
             )
-        self._check_size("options.target_prefix", request.options.target_prefix)
-        options = decoding_options(request.options, self._card, self._target)
+        asked = request.options
+        self._check_size("options.target_prefix", asked.target_prefix)
+        options = decoding_options(asked, self._card, self._target)
         prepared = [
-            self._read_input(f"inputs[{index}]", item, options, request.options.split_sentences)
+            self._bounded(self._read_input(f"inputs[{index}]", item, options, asked.split_sentences), asked)
             for index, item in enumerate(request.inputs)
         ]
         self._check_count(sum(len(item.jobs) for item in prepared))
         return prepared
+
+    def _bounded(self, prepared: PreparedInput, asked: pb.DecodingOptions) -> PreparedInput:
+        defaults = self._card.defaults
+        if not defaults.max_length_factor or asked.HasField("max_length"):
+            return prepared
+        jobs = [replace(job, options=bounded_by_source(job.options, defaults, job.length)) for job in prepared.jobs]
+        return replace(prepared, jobs=tuple(jobs))
 
     def _check_language(self, field: str, asked: str, known: Sequence[str]) -> None:
         if not asked or asked in known:

@@ -6,9 +6,13 @@ way where it contradicts what the caller asked for (beam_size 1 while the model'
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from protos import beamline_pb2 as pb
 from serving.engine.request import DecodingOptions
 from serving.errors import InvalidRequest
+from serving.manifest import DecodingDefaults
 from serving.text.protocol import ModelCard, Tokenizer
 from serving.text.values import (
     LENGTH_PENALTY,
@@ -54,6 +58,13 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
         time_limit=time_limit(asked),
         return_alignment=asked.return_alignment,
     )
+
+
+def bounded_by_source(options: DecodingOptions, defaults: DecodingDefaults, source_tokens: int) -> DecodingOptions:
+    """With the max_length that the model's defaults allow for a source of so many tokens."""
+    grown = math.ceil(defaults.max_length_factor * source_tokens) + defaults.max_length_extra
+    longest = max(grown, options.min_length, _SHORTEST) + len(options.prefix)
+    return replace(options, max_length=min(options.max_length, longest))
 
 
 def _num_hypotheses(asked: pb.DecodingOptions, default: int, beam_size: int) -> int:

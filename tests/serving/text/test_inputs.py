@@ -13,8 +13,14 @@ from tests.serving.doubles import ids, small_manifest
 LIMITS = TextLimits(max_inputs=3, max_text_bytes=1000, max_sequences=256)
 
 
-def read(*inputs: pb.Input, languages: tuple[str, ...] = (), **fields: object) -> list[PreparedInput]:
-    card = card_of(small_manifest(source_languages=languages, target_languages=languages))
+def read(
+    *inputs: pb.Input,
+    languages: tuple[str, ...] = (),
+    defaults: dict[str, object] | None = None,
+    **fields: object,
+) -> list[PreparedInput]:
+    manifest = small_manifest(source_languages=languages, target_languages=languages)
+    card = card_of(manifest.model_copy(update={"defaults": manifest.defaults.model_copy(update=defaults)}))
     reader = InputReader(card, ByteTokenizer(), ByteTokenizer(), LIMITS)
     return reader.read(pb.TranslateRequest(inputs=inputs, **fields))  # type: ignore[arg-type]
 
@@ -104,3 +110,25 @@ def test_what_a_split_text_can_not_have() -> None:
     with pytest.raises(InvalidRequest, match=r"return_alignment needs a text of one part"):
         read(text("One is. Two."), options=splitting(return_alignment=True))
     assert read(text("One."), options=splitting(num_hypotheses=2, return_alignment=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "longest"),
+    [
+        ({}, [8, 15]),  # 1.5 times 3 and 8 tokens, and 3 more
+        ({"min_length": 20}, [20, 20]),
+        ({"target_prefix": "ab"}, [10, 17]),
+        ({"max_length": 70}, [70, 70]),  # as asked, whatever the source
+    ],
+)
+def test_a_default_bound_grows_with_the_source(options: dict[str, object], longest: list[int]) -> None:
+    defaults: dict[str, object] = {"max_length_factor": 1.5, "max_length_extra": 3}
+    texts = [text("ab"), text("abcdefg")]
+    found = read(*texts, defaults=defaults, options=pb.DecodingOptions(**options))  # type: ignore[arg-type]
+    assert [item.jobs[0].options.max_length for item in found] == longest
+
+
+def test_the_bound_is_of_each_sentence_and_never_above_max_length() -> None:
+    defaults: dict[str, object] = {"max_length_factor": 4.0}
+    (prepared,) = read(text("Hi. It is a longer sentence."), defaults=defaults, options=splitting())
+    assert [job.options.max_length for job in prepared.jobs] == [4 * 4, 72]
