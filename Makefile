@@ -22,7 +22,7 @@ PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full gpu-found test-gpu check lint types proto-check fmt docs proto bench demo-lm image-test pins clean distclean
+.PHONY: help serve test test-full gpu-found test-gpu check lint types proto-check fmt docs proto bench demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,10 @@ proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
+
+# MODEL=en-de RUN=OUT DATA=DATA, as examples/translation/README.md says.
+ship: $(DEV)/.ready  ## Convert, measure and ship what examples/translation trained
+	$(DEV)/bin/python -m examples.translation.ship $(MODEL) --run $(RUN) --data $(DATA)
 
 image-test:  ## Build the image with buildah, start it, translate through it (as root)
 	container/image-test $(IMAGE_ARGS)

@@ -20,6 +20,7 @@ from torch import Tensor
 from converters.modules.recurrent import Recurrent, RecurrentConfig
 from converters.modules.transformer import Transformer, TransformerConfig
 from examples.translation.data import END, PAD, START
+from examples.translation.settings import SERVED
 
 Model = Transformer | Recurrent
 WEIGHTS, CONFIG, VOCABULARY = "model.safetensors", "config.json", "spm.model"
@@ -82,11 +83,13 @@ def load_weights(model: Model, weights: dict[str, Tensor]) -> None:
             own[name].copy_(tensor)
 
 
-def export(directory: Path, model: Model, weights: dict[str, Tensor], vocabulary: Path) -> None:
+def export(
+    directory: Path, model: Model, weights: dict[str, Tensor], vocabulary: Path, served: dict[str, Any] | None = None
+) -> None:
     """Each file appears whole or not at all, so that a converter may read while training goes on."""
     directory.mkdir(parents=True, exist_ok=True)
     model_type = next(kind.model_type for kind in KINDS.values() if isinstance(model, kind.module))
-    described = {"model_type": model_type, **model.config.to_json()}
+    described = {"model_type": model_type, **model.config.to_json(), **(served or {})}
     for name in (VOCABULARY, CONFIG, WEIGHTS):
         partial = directory / f"{name}.tmp"
         if name == VOCABULARY:
@@ -104,6 +107,7 @@ def load(directory: Path) -> Model:
     kind = kinds.get(described.pop("model_type", ""))
     if kind is None:
         raise ValueError(f"{directory / CONFIG}: model_type must be one of {', '.join(kinds)}")
-    model = kind.module(kind.config(**described))
+    architecture = {name: value for name, value in described.items() if name not in SERVED}
+    model = kind.module(kind.config(**architecture))
     load_weights(model, load_file(directory / WEIGHTS))
     return model

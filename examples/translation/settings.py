@@ -7,6 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+# A translation may have so many tokens per token of the source, and so many more: an undertrained model repeats itself
+# for ever.
+MAX_LENGTH_FACTOR, MAX_LENGTH_EXTRA = 2.0, 10
+SERVED = ("description", "source_language", "target_language", "decoding")  # in a checkpoint, beside the architecture
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -15,6 +20,10 @@ class Settings:
     model: str  # a name in models.KINDS
     architecture: dict[str, Any]  # fields of that model's config, without vocabulary and ids
     vocab_size: int = 8000
+    description: str = ""  # what `beamline models` shows
+    decoding: dict[str, Any] = field(  # what a request to the served model gets where it says nothing
+        default_factory=lambda: {"max_length_factor": MAX_LENGTH_FACTOR, "max_length_extra": MAX_LENGTH_EXTRA}
+    )
 
     origin_weights: dict[str, float] = field(default_factory=dict)  # by the names in DATA/train.src
     join: float = 0.0  # this share of the samples is 2 to 4 lines in a row, to show the model long inputs
@@ -44,6 +53,10 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def served(self) -> dict[str, Any]:
+        """What a checkpoint says to its converter beside the architecture."""
+        return dict(zip(SERVED, (self.description, self.source, self.target, self.decoding), strict=True))
 
     def rate(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""

@@ -164,10 +164,10 @@ class Trainer:
             scores = score(
                 self.model, self.vocabulary, self.valid_set.in_order(self.settings.batch_tokens), *self.sample
             )
-        vocabulary = self.out / VOCABULARY
-        export(self.out / "checkpoint", self.model, self.average.weights, vocabulary)
+        vocabulary, served = self.out / VOCABULARY, self.settings.served()
+        export(self.out / "checkpoint", self.model, self.average.weights, vocabulary, served)
         halves = {name: tensor.half() for name, tensor in self.average.weights.items()}
-        export(self.out / "checkpoint-fp16", self.model, halves, vocabulary)
+        export(self.out / "checkpoint-fp16", self.model, halves, vocabulary, served)
         self.progress.validated = self.progress.step
         self.log(lr=self.settings.rate(self.progress.step), **scores.to_json())
         return scores

@@ -20,11 +20,15 @@ import torch.nn.functional as F
 from converters.recognise import converter_for
 from examples.translation import models
 from examples.translation.data import END, START, Corpus, Tokens, load_vocabulary
+from examples.translation.evaluate import main as evaluate
 from examples.translation.evaluate import mean_nll, translate
 from examples.translation.loss import projected_loss
 from examples.translation.settings import Settings
+from examples.translation.ship import main as ship
 from examples.translation.train import main
 from examples.translation.trainer import PAUSE, STATE
+from serving.manifest import read_manifest
+from serving.repository import verify
 
 TINY: dict[str, Any] = {
     "source": "low",
@@ -117,12 +121,23 @@ def test_the_exported_checkpoint_is_what_was_validated(
     model = models.load(run / name).eval()
     described = json.loads((run / name / "config.json").read_text())
     assert described["model_type"] == "beamline_transformer"
+    assert (described["source_language"], described["target_language"]) == ("low", "up")
+    assert described["decoding"] == {"max_length_factor": 2.0, "max_length_extra": 10}
     vocabulary = load_vocabulary(run / name / "spm.model")
     settings = Settings(**TINY)
     valid = Corpus.load(data, "valid", settings, vocabulary, tmp_path, model.config.max_positions)
     assert mean_nll(model, valid.in_order(1024)) == pytest.approx(log_of(run, "valid_nll")[40], abs=tolerance)
-    answers = translate(model, vocabulary, ["the import statement", ""])
-    assert len(answers) == 2
+    for beam in (1, 2):
+        assert len(translate(model, vocabulary, ["the import statement", ""], beam)) == 2
+
+
+def test_a_checkpoint_is_evaluated_from_the_command_line(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--source", str(data / "valid.low"), "--reference", str(data / "valid.up")]
+    evaluate([str(run / "checkpoint"), *files, "--lines", "3", "--beam", "2", "--output", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith("BLEU / chrF of 3 lines, beam 2: ")
+    assert len((tmp_path / "out").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_training_goes_on_from_an_exported_checkpoint(run: Path, data: Path, tmp_path: Path) -> None:
@@ -181,6 +196,32 @@ def test_gnmt_is_a_model_by_its_name(tmp_path: Path, run: Path) -> None:
     assert (len(model.encoder), model.config.decoder_layers, model.config.attention_layer) == (8, 8, "bottom")  # type: ignore[union-attr]
     models.export(tmp_path, model, models.weights_of(model), run / "spm.model")
     assert models.load(tmp_path).config == model.config
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_run_becomes_a_shipped_model(run: Path, data: Path, tmp_path: Path) -> None:
+    for side in ("low", "up"):
+        lines = (data / f"valid.{side}").read_text().splitlines(keepends=True)
+        (tmp_path / f"test.{side}").write_text("".join(lines[:20]))
+    model, config = tmp_path / "repo" / "tiny", tmp_path / "tiny.json"
+    (model / "1").mkdir(parents=True)  # an older version
+    marks = [f"<!-- {part} -->\n<!-- end of {part} -->\n" for part in ("figures", "sentences")]
+    (model / "README.md").write_text("By hand.\n" + "".join(marks))
+    config.write_text(json.dumps(TINY | {"description": "upper-cases"}))
+    where = ["--repo", str(model.parent), "--config", str(config), "--checkpoints", str(tmp_path / "kept")]
+    ship(["tiny", "--run", str(run), "--data", str(tmp_path), *where])
+    assert [each.name for each in model.iterdir() if each.is_dir()] == ["2"]
+    manifest = read_manifest(model / "2")
+    verify(model / "2", manifest)
+    assert (manifest.description, manifest.source_languages) == ("upper-cases", ("low",))
+    assert manifest.defaults.max_length_factor == 2.0
+    card = (model / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("By hand.\n")
+    assert "as shipped" in card
+    assert "| 20 | I'm fed up" in card
+    assert (model / "curve.svg").read_text().count("<circle") == 3
+    assert models.load(tmp_path / "kept" / "tiny").config == models.load(run / "checkpoint").config
 
 
 def wait_for(condition: Any, seconds: float = 300) -> None:

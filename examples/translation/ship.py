@@ -1,0 +1,150 @@
+"""From a training run to a shipped model: convert, measure, choose the precision, and write the figures into the card.
+
+    python -m examples.translation.ship en-de --run OUT --data DATA
+
+DATA holds test.SOURCE and test.TARGET. The repository's model folder must have a card, README.md, with the marks of
+card.py. The older versions of the model are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from examples.translation.card import Quality, Training, figures, replaced, sentence_table
+from examples.translation.curve import drawing, points
+from examples.translation.data import load_vocabulary, read_lines
+from examples.translation.evaluate import quality_of, translate
+from examples.translation.models import CONFIG, VOCABULARY, load
+from examples.translation.settings import Settings
+from examples.translation.trainer import LOG
+
+HERE = Path(__file__).parent
+SENTENCES = HERE / "sentences.txt"
+BEAMS = (1, 4)
+FLOAT, EIGHT_BITS, PYTORCH = "float weights", "8-bit weights", "the PyTorch checkpoint's own search"
+PRECISIONS = {FLOAT: "float32", EIGHT_BITS: "int8"}
+MAY_COST = 0.3  # BLEU, of 8-bit weights
+MOST_MEGABYTES = 15.0
+
+
+def beamline(*arguments: str | Path) -> str:
+    """Its standard output; what it says otherwise is shown."""
+    command = [sys.executable, "-m", "serving.cli", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
+
+
+def prepare(run: Path, settings: Settings, folder: Path) -> Path:
+    """The run's checkpoint in half precision, with what the settings say of serving it."""
+    shutil.copytree(run / "checkpoint-fp16", folder, ignore=shutil.ignore_patterns("*.tmp"))
+    described = json.loads((folder / CONFIG).read_text(encoding="utf-8")) | settings.served()
+    (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def convert(checkpoint: Path, name: str, version: int, work: Path) -> dict[str, Path]:
+    """A repository for each precision."""
+    repositories = {}
+    for label, precision in PRECISIONS.items():
+        repositories[label] = work / precision
+        where = ("--name", name, "--version", str(version), "--repo", repositories[label])
+        print(beamline("convert", checkpoint, *where, "--precision", precision), end="", flush=True)
+    return repositories
+
+
+def measure(repositories: Mapping[str, Path], source: Path, reference: Path) -> dict[str, dict[int, Quality]]:
+    measured: dict[str, dict[int, Quality]] = {}
+    for label, repository in repositories.items():
+        measured[label] = {}
+        for beam in BEAMS:
+            files = ("--source", source, "--reference", reference)
+            found = json.loads(beamline("eval", "--repo", repository, *files, "--beam", str(beam), "--json"))
+            measured[label][beam] = Quality(found["bleu"], found["chrf"])
+            print(f"{label}, beam {beam}: {measured[label][beam]}", flush=True)
+    return measured
+
+
+def measure_pytorch(checkpoint: Path, source: Path, reference: Path) -> dict[int, Quality]:
+    model, vocabulary = load(checkpoint).eval(), load_vocabulary(checkpoint / VOCABULARY)
+    found = {}
+    for beam in BEAMS:
+        answers = translate(model, vocabulary, read_lines(source), beam)
+        found[beam] = quality_of(answers, read_lines(reference))
+        print(f"{PYTORCH}, beam {beam}: {found[beam]}", flush=True)
+    return found
+
+
+def chosen(measured: Mapping[str, Mapping[int, Quality]]) -> str:
+    best = BEAMS[-1]
+    lost = measured[FLOAT][best].bleu - measured[EIGHT_BITS][best].bleu
+    return EIGHT_BITS if lost < MAY_COST else FLOAT
+
+
+def translations(repository: Path, sources: Path, work: Path) -> list[str]:
+    """By the model's own defaults, through a server."""
+    out = work / "sentences.out"
+    beamline("eval", "--repo", repository, "--source", sources, "--reference", sources, "--output", out)
+    return read_lines(out)
+
+
+def next_version(model: Path) -> int:
+    return max((int(each.name) for each in model.iterdir() if each.name.isdecimal()), default=0) + 1
+
+
+def size_of(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+
+
+def ship(name: str, run: Path, data: Path, repository: Path, settings: Settings, checkpoints: Path) -> None:
+    model, training = repository / name, Training.read(run / LOG)
+    card = (model / "README.md").read_text(encoding="utf-8")
+    test = data / f"test.{settings.source}", data / f"test.{settings.target}"
+    version = next_version(model)
+    curve = drawing(points(run / LOG), f"{name}: BLEU on {settings.bleu_lines} validation lines, greedy")
+    with tempfile.TemporaryDirectory(prefix="ship-") as folder:
+        work = Path(folder)
+        checkpoint = prepare(run, settings, work / "checkpoint")
+        repositories = convert(checkpoint, name, version, work)
+        measured = measure(repositories, *test) | {PYTORCH: measure_pytorch(checkpoint, *test)}
+        served = chosen(measured)
+        made = repositories[served] / name / str(version)
+        card = replaced(card, "figures", figures(len(read_lines(test[0])), measured, served, size_of(made), training))
+        found = translations(repositories[served], SENTENCES, work)
+        card = replaced(card, "sentences", sentence_table(read_lines(SENTENCES), found))
+        # All is measured: now it may replace what was there.
+        if size_of(made) > MOST_MEGABYTES:
+            print(f"warning: {size_of(made):.1f} MB, above {MOST_MEGABYTES:g}", file=sys.stderr)
+        shutil.copytree(made, model / str(version))
+        for old in (each for each in model.iterdir() if each.name.isdecimal() and int(each.name) < version):
+            shutil.rmtree(old)
+        shutil.rmtree(checkpoints / name, ignore_errors=True)
+        shutil.copytree(checkpoint, checkpoints / name)
+    (model / "curve.svg").write_text(curve, encoding="utf-8")
+    (model / "README.md").write_text(card, encoding="utf-8")
+    print(f"shipped {model / str(version)}: {served}, {size_of(model / str(version)):.1f} MB")
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="examples.translation.ship", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="the model's, which has NAME.json beside this file")
+    parser.add_argument("--run", type=Path, required=True, metavar="OUT", help="what train.py wrote")
+    parser.add_argument("--data", type=Path, required=True, metavar="DATA", help="holds the test set")
+    parser.add_argument("--repo", type=Path, default=Path("model_repo"), metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, if not NAME.json")
+    parser.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints", metavar="DIR")
+    options = parser.parse_args(given)
+    settings = Settings.read(options.config or HERE / f"{options.name}.json")
+    try:
+        ship(options.name, options.run, options.data, options.repo, settings, options.checkpoints)
+    except (ValueError, OSError, subprocess.CalledProcessError) as problem:
+        sys.exit(f"error: {problem}")
+
+
+if __name__ == "__main__":
+    main()
