@@ -300,6 +300,8 @@ class ModelManager:
         for model in set(old.values()) - staying:
             self._leaving[model.model] = model
         self._models.replace(name, [each.model for each in loaded.values()], self._retire)
+        defaults = [name for name, models in self._served.items() if any(m.settings.default for m in models.values())]
+        self._models.prefer(sorted(defaults))
 
     def _retire(self, model: Model) -> None:
         """No call uses it any more."""

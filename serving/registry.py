@@ -33,6 +33,7 @@ class Models:
         self._by_name: dict[str, dict[str, _Served]] = {}
         self._absent: dict[str, str] = {}
         self._default = default
+        self._preferred: tuple[str, ...] = ()
         # Told of every call that used a model: its name and version, the seconds it took, and if it was answered.
         self.called: Callable[[str, str, float, bool], None] = lambda name, version, seconds, answered: None
         by_name: dict[str, list[Model]] = {}
@@ -66,6 +67,10 @@ class Models:
     def fall_back_to(self, name: str) -> None:
         """The default, unless one was given."""
         self._default = self._default or name
+
+    def prefer(self, names: Iterable[str]) -> None:
+        """The default, where none was given: the first of these that is served."""
+        self._preferred = tuple(names)
 
     def check_default(self) -> None:
         if self._default is not None and self._default not in self._by_name:
@@ -165,10 +170,11 @@ class Models:
 
     def _default_name(self, pooled: bool | None) -> str:
         """The default, or the only one that writes, or that is `pooled`; None: the only one that writes, or at all."""
-        if self._default is not None and (
-            pooled is None or self._default not in self._by_name or self._is_pooled(self._default) == pooled
+        default = self._default or next((name for name in self._preferred if name in self._by_name), None)
+        if default is not None and (
+            pooled is None or default not in self._by_name or self._is_pooled(default) == pooled
         ):
-            return self._default
+            return default
         names = [name for name in self._by_name if self._is_pooled(name) == bool(pooled)]
         if pooled is None:
             names = names or list(self._by_name)

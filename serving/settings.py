@@ -7,6 +7,7 @@ device = "auto"          # or "cpu", "cuda", "tensorrt"
 prompt_slowdown = 8.0    # of running streams, at most, while prompts are taken in: more, and prompts are in sooner
 precision = "float32"    # refuse a version that is stored otherwise
 shortlist = true         # only words that its lexical table (`beamline shortlist`) has for a source; on the CPU
+default = true           # for calls that name no model
 
 [cuda]                   # options of ONNX Runtime's CUDA provider, as text
 gpu_mem_limit = "4294967296"
@@ -45,6 +46,7 @@ class ModelSettings(BaseModel):
     device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
     shortlist: Annotated[bool, Field(strict=True)] = False
+    default: Annotated[bool, Field(strict=True)] = False
     cuda: dict[str, str] = Field(default_factory=dict)  # options of ONNX Runtime's CUDA provider
     defaults: dict[str, Any] = Field(default_factory=dict)  # keys and values of `DecodingDefaults`
 

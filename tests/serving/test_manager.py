@@ -70,6 +70,27 @@ async def serving(root: Path, **settings: object) -> AsyncIterator[Running]:
         yield Running(server, engines)
 
 
+# -- the default -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_model_may_be_the_default_by_its_settings(tmp_path: Path) -> None:
+    for version, name in enumerate(("de", "fr", "nl"), 1):
+        write_version(tmp_path, name, version)
+    (tmp_path / "fr" / "serving.toml").write_text("default = true")
+    async with serving(tmp_path) as this:
+        assert await this.version("") == "2"
+        (tmp_path / "nl" / "serving.toml").write_text("default = true")
+        (tmp_path / "fr" / "serving.toml").unlink()
+        await this.manager.refresh(["fr", "nl"])
+        assert await this.version("") == "3"
+        await this.manager.unload("nl")
+        with pytest.raises(grpc.aio.AioRpcError, match="names no model, and there are several: de, fr"):
+            await this.version("")
+    (tmp_path / "nl" / "serving.toml").write_text("default = true")
+    async with serving(tmp_path, default_model="de") as this:
+        assert await this.version("") == "1"
+
+
 # -- versions --------------------------------------------------------------------------------------------------------
 
 
