@@ -5,7 +5,7 @@
 
 Every system gets the same prompts, all at once, and gives exactly so many tokens to each; they take turns. Each is
 compared with ours in as many bits: weights of 32, of 8 and of 4. A system that can't be set up here is left out, and
-the report says why.
+the report says why. Ctrl-C ends the rounds early.
 """
 
 from __future__ import annotations
@@ -71,12 +71,16 @@ def main() -> None:
         found: Found = {}
         for worker in workers.values():  # the first call of all allocates, packs and compiles
             worker.ask(questions[counts[0]], 1)
-        for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds} ...", flush=True)
-            for count in counts:
-                for system, worker in workers.items():
-                    wait_for_quiet(options.patience)
-                    found.setdefault((count, system), []).append(worker.ask(questions[count], 1))
+        try:
+            for number in range(options.rounds):
+                print(f"round {number + 1} of {options.rounds} ...", flush=True)
+                for count in counts:
+                    for system, worker in workers.items():
+                        wait_for_quiet(options.patience)
+                        found.setdefault((count, system), []).append(worker.ask(questions[count], 1))
+        except KeyboardInterrupt:
+            print("interrupted; this is what there is", flush=True)
+        counts = [count for count in counts if all((count, system) in found for system in workers)]
         _report(workers, missing, counts, found, options.threads)
 
 

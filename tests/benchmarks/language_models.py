@@ -48,7 +48,7 @@ def for_llama_cpp(kind: str) -> Path:
     command = [str(python_of("llama_cpp")), "-m", "tests.benchmarks.peers.llama_cpp_quantise", str(file)]
 
     def make(folder: Path) -> None:
-        subprocess.run([*command, str(folder / f"smollm2.{kind}.gguf"), kind], check=True, cwd=ROOT)
+        _run([*command, str(folder / f"smollm2.{kind}.gguf"), kind])
 
     (made,) = once(_MADE / f"llama_cpp_{kind}", make).iterdir()
     return made
@@ -61,7 +61,11 @@ def for_transformers(precision: str = "float32") -> Path:
     def make(folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
+        # Its weights are plain numbers by now, but what once was quantised would not be written.
+        model.hf_quantizer = None
+        model.config.__dict__.pop("quantization_config", None)
+        model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
     return once(_MADE / "hugging_face", make)
@@ -74,6 +78,14 @@ def for_genai(precision: str) -> Path:
 
     def make(folder: Path) -> None:
         cache = folder.with_name("builder_cache")
-        subprocess.run([*command, "-i", str(original), "-o", str(folder), "-c", str(cache)], check=True)
+        _run([*command, "-i", str(original), "-o", str(folder), "-c", str(cache)])
 
     return once(_MADE / f"genai_{precision}", make)
+
+
+def _run(command: list[str]) -> None:
+    """These tools have much to say, of which only a failure's last lines matter."""
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.splitlines()[-10:])
+        raise SystemExit(f"{' '.join(command[:3])} ended with {done.returncode}:\n{last}")

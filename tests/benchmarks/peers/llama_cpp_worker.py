@@ -14,11 +14,20 @@ import numpy as np
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
 
 CONTEXT, BATCH, SEQUENCES = 8192, 2048, 16
+_ERROR = 4  # ggml's level of it
+
+
+@llama_cpp.llama_log_callback
+def _log(level: int, text: bytes, data: object) -> None:
+    """Hundreds of lines about every context, otherwise."""
+    if level == _ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
 
 
 def main() -> None:
     answers = take_stdout()
     file, threads = sys.argv[1], int(sys.argv[2])
+    llama_cpp.llama_log_set(_log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
     settings = llama_cpp.llama_context_default_params()
