@@ -14,6 +14,8 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
+from serving.manifest import LARGEST_PAIR
+
 WEIGHTS_FILE = "weights.bin"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph: shapes and scalars that a runtime wants to fold
 ALIGNMENT = 64  # of a tensor in the weights file, so that it can be mapped and used as it lies
@@ -86,7 +88,8 @@ def _strip(model: ir.Model) -> None:
             value.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):
         value.metadata_props.clear()
-    model.metadata_props.clear()
+    for name in model.metadata_props.keys() - {LARGEST_PAIR}:
+        del model.metadata_props[name]
     model.graph.metadata_props.clear()
 
 

@@ -17,6 +17,8 @@ from serving.errors import ManifestError
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+# In the metadata of a graph with 8-bit weights: what two neighbouring weights of a channel add up to at most.
+LARGEST_PAIR = "beamline.largest_pair"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Id = Annotated[int, Field(ge=0)]

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from serving.backends.graph_writer import CONTRIB, GraphWriter, StoredWeights
 from serving.backends.int4_dialect import Int4Products
-from serving.backends.int8_dialect import Int8Products
+from serving.backends.int8_dialect import ANY_PAIR, Int8Products, row_levels
+from serving.manifest import LARGEST_PAIR
 
 _SPREADING = ("LayerNormalization", "RMSNormalization")  # one NaN in a row, and all of it is
 # Nor does a row become less wholly NaN when it is cut into pieces.
@@ -24,17 +25,18 @@ _LAYOUT = ("Reshape", "Squeeze", "Unsqueeze", "Split")
 
 def in_dialect(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model in the runtime's dialect, its weights still outside."""
-    _Rewriter(model.graph).rewrite()
+    said = (int(entry.value) for entry in model.metadata_props if entry.key == LARGEST_PAIR)
+    _Rewriter(model.graph, row_levels(next(said, ANY_PAIR))).rewrite()
     if all(opset.domain != CONTRIB for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
     return model
 
 
 class _Rewriter:
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, levels: int) -> None:
         self._graph = graph
         self._writer = GraphWriter(graph)
-        self._int8, self._int4 = Int8Products(self._writer), Int4Products(self._writer)
+        self._int8, self._int4 = Int8Products(self._writer, levels), Int4Products(self._writer)
         self._producers = {output: node for node in graph.node for output in node.output}
         self._weights = dict(self._find_weights())
 
@@ -84,6 +86,8 @@ class _Rewriter:
         node = self._producers.get(x)
         if node is None:
             return x in self._writer.tensors
+        if node.op_type == "Cast" and node.input[0] in self._writer.tensors:  # stored in half precision
+            return True
         if node.op_type in _SPREADING or (node.op_type == "Gather" and node.input[0] in self._weights):
             return True
         if node.op_type == "MatMul" and node.input[1] in self._weights:

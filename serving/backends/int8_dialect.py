@@ -1,11 +1,13 @@
 """Products with int8 weights in ONNX Runtime's fast 8-bit operators. Each becomes
 
-    scale of a row = its largest magnitude / 63
-    rows in 7 bits, their zero at 64  x  int8 weights  ->  float, column scales inside (`MatMulIntegerToFloat`)
+    scale of a row = its largest magnitude / 127
+    rows in 8 bits, their zero at 128  x  int8 weights  ->  float, column scales inside (`MatMulIntegerToFloat`)
     x  scale of the row
 
-A row's scale is its own, so that an answer never depends on who else is in the batch. Seven bits, because AVX2 adds
-pairs of products in 16 bits: 2 x 127 x 127 = 32,258 is the largest sum that can occur, and 32,767 fits.
+A row's scale is its own, so that an answer never depends on who else is in the batch.
+
+AVX2 adds two neighbouring products in 16 bits, where 32,767 fits. Our converter keeps two neighbouring weights so small
+that 255 x their sum does, and says so in the graph; rows have 7 bits where a graph says nothing (2 x 127 x 127).
 An embedding stays 8-bit: only the rows that were looked up are scaled.
 """
 
@@ -18,8 +20,14 @@ import onnx
 
 from serving.backends.graph_writer import CONTRIB, PREFIX, GraphWriter, StoredWeights
 
-ROW_LEVELS = 63  # on either side of zero
-OFFSET = 64  # what zero is in a quantised row
+ANY_PAIR = 2 * 127  # what two weights can add up to
+_LARGEST_SUM = 32_767
+
+
+def row_levels(largest_pair: int) -> int:
+    """On either side of zero; zero itself is one more than that in a quantised row. `largest_pair`: what two weights
+    whose products are added first add up to at most."""
+    return next(levels for levels in (127, 63) if (2 * levels + 1) * largest_pair <= _LARGEST_SUM)
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,9 @@ class _Rows:
 
 
 class Int8Products:
-    def __init__(self, writer: GraphWriter) -> None:
+    def __init__(self, writer: GraphWriter, levels: int) -> None:
         self._writer = writer
+        self._levels = levels
         self._rows: dict[str, _Rows] = {}
 
     def product(self, node: onnx.NodeProto, weights: StoredWeights, nonsense_spreads: bool) -> None:
@@ -44,7 +53,7 @@ class Int8Products:
             width, height = height, width
         name = f"{PREFIX}{node.output[0]}"
         rows = self._quantise_rows(node.input[0], width, nonsense_spreads)
-        one, offset = writer.constant("one", np.float32(1)), writer.constant("offset", np.uint8(OFFSET))
+        one, offset = writer.constant("one", np.float32(1)), writer.constant("offset", np.uint8(self._levels + 1))
         inputs = [rows.values, values, one, weights.scale, offset]
         product = writer.add("MatMulIntegerToFloat", inputs, f"{name}_product", domain=CONTRIB)
         if writer.is_matrix(node.input[0]):
@@ -71,9 +80,9 @@ class Int8Products:
                 flat = writer.add("Reshape", [x, shape], f"{name}_flat")
             magnitude = writer.add("Abs", [flat], f"{name}_magnitude")
             peak = writer.add("ReduceMax", [magnitude, writer.constant("last", np.array([-1]))], f"{name}_peak")
-            column = writer.add("Mul", [peak, writer.constant("level", np.float32(1 / ROW_LEVELS))], f"{name}_column")
+            column = writer.add("Mul", [peak, writer.constant("level", np.float32(1 / self._levels))], f"{name}_column")
             if not nonsense_spreads:
-                column = self._keep_nonsense(magnitude, column, name)
+                column = self._keep_nonsense(flat, width, column, name)
             scale = writer.add("Reshape", [column, writer.constant("line", np.array([-1]))], f"{name}_scale")
             values = writer.add("QuantizeLinear", [flat, scale, self._offsets(x, scale)], f"{name}_rows", axis=0)
             self._rows[x] = _Rows(values, column)
@@ -83,16 +92,14 @@ class Int8Products:
         """One offset per row; the same tensor for all activations that have as many rows."""
         writer, rows = self._writer, self._writer.leading(x)
         shape = writer.shared("Shape", [scale], key=("row_count", rows))
-        offset = writer.constant("offsets", np.array([OFFSET], np.uint8))
+        offset = writer.constant("offsets", np.array([self._levels + 1], np.uint8))
         return writer.shared("Expand", [offset, shape], ("offsets", rows))
 
-    def _keep_nonsense(self, magnitude: str, column: str, name: str) -> str:
+    def _keep_nonsense(self, flat: str, width: int, column: str, name: str) -> str:
         """The runtime's maximum may step over a NaN; a poisoned request would get a confident answer. A sum doesn't:
-        times zero, it adds nothing to the scale of a row, or makes it a NaN."""
-        writer = self._writer
-        total = writer.add("ReduceSum", [magnitude, writer.constant("last", np.array([-1]))], f"{name}_sum")
-        nothing = writer.add("Mul", [total, writer.constant("zero", np.float32(0))], f"{name}_nothing")
-        return writer.add("Add", [column, nothing], f"{name}_guarded")
+        of the row times zeros, it adds nothing to its scale, or makes it a NaN."""
+        zeros = self._writer.constant(f"zeros_{width}", np.zeros((width, 1), np.float32))
+        return self._writer.add("Gemm", [flat, zeros, column], f"{name}_guarded")
 
     def _shape_of_output(self, x: str, width: int) -> str:
         writer = self._writer

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from converters.passes.int4 import BLOCK, quantised_in_blocks
+from converters.passes.int8 import LARGEST, quantised
 from serving.backends.dialect import in_dialect
-from serving.backends.int8_dialect import OFFSET, ROW_LEVELS
+from serving.backends.int8_dialect import ANY_PAIR, row_levels
+from serving.manifest import LARGEST_PAIR
 
 Floats = NDArray[np.float32]
 
@@ -75,10 +77,17 @@ def run_fast(model: onnx.ModelProto, folder: Path, x: Floats) -> Floats:
     return found
 
 
-def by_hand(x: Floats, weights: NDArray[np.int8], scale: Floats) -> Floats:
+def saying(model: onnx.ModelProto, pair: int) -> onnx.ModelProto:
+    """With what two neighbouring weights add up to at most."""
+    helper.set_model_props(model, {LARGEST_PAIR: str(pair)})
+    return model
+
+
+def by_hand(x: Floats, weights: NDArray[np.int8], scale: Floats, pair: int = ANY_PAIR) -> Floats:
     """The same in whole numbers that can't overflow."""
-    row = np.abs(x).max(-1, keepdims=True) * np.float32(1 / ROW_LEVELS)
-    levels = np.clip(np.rint(x / np.where(row == 0, 1, row)), -OFFSET, 127 - OFFSET).astype(np.int64)
+    most = row_levels(pair)
+    row = np.abs(x).max(-1, keepdims=True) * np.float32(1 / most)
+    levels = np.clip(np.rint(x / np.where(row == 0, 1, row)), -most - 1, most).astype(np.int64)
     found: Floats = ((levels @ weights.astype(np.int64)).astype(np.float32) * scale * row).astype(np.float32)
     return found
 
@@ -160,16 +169,42 @@ def test_a_row_never_depends_on_its_neighbours(tmp_path: Path, random: np.random
             np.testing.assert_allclose(alone, together[row], rtol=0, atol=1e-6 * np.abs(together[row]).max())
 
 
-def test_no_sum_overflows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pair", "levels"), [(ANY_PAIR, 63), (LARGEST + 1, 127)])
+def test_no_sum_overflows(tmp_path: Path, pair: int, levels: int) -> None:
     """The largest magnitudes that can meet, of every combination of signs, in pairs as AVX2 adds them."""
-    width = 512
-    weights = np.stack([np.full(width, 127), np.full(width, -127), np.tile([127, -127], width // 2)], axis=1).astype(
-        np.int8
-    )
-    scale = np.ones(3, np.float32)
+    assert row_levels(pair) == levels
+    width, high = 512, min(127, pair - 1)
+    low = pair - high
+    columns = [[high, low], [low, high], [-high, -low], [high, -low], [-low, high]]
+    weights = np.stack([np.tile(column, width // 2) for column in columns], axis=1).astype(np.int8)
+    scale = np.ones(len(columns), np.float32)
     x = np.stack([np.ones(width), -np.ones(width), np.tile([1.0, -1.0], width // 2)]).astype(np.float32)
-    found = run_fast(product_graph(weights, scale, rank=2), tmp_path, x)
-    np.testing.assert_allclose(found, by_hand(x, weights, scale), rtol=1e-6)
+    found = run_fast(saying(product_graph(weights, scale, rank=2), pair), tmp_path, x)
+    np.testing.assert_allclose(found, by_hand(x, weights, scale, pair), rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_two_neighbouring_weights_are_never_too_large(random: np.random.Generator, axis: int) -> None:
+    weights = random.standard_cauchy((301, 203)).astype(np.float32)
+    weights[:, 7] = weights[11] = 1.0  # nothing but largest numbers
+    weights[:, 8] = weights[12] = 0.0
+    values, scale = quantised(weights, axis)
+    channels = np.abs(np.moveaxis(values, axis, 0).astype(np.int64))
+    pairs = channels[:, 1:] + channels[:, :-1]
+    assert LARGEST - 1 <= pairs.max() <= LARGEST + 1
+    found = values * (scale[:, None] if axis == 0 else scale)
+    assert (np.abs(found - weights) <= 0.5001 * (scale[:, None] if axis == 0 else scale)).all()
+
+
+def test_rows_in_eight_bits_where_the_weights_allow_it(tmp_path: Path, random: np.random.Generator) -> None:
+    matrix = random.standard_normal((96, 40)).astype(np.float32)
+    weights, scale = quantised(matrix, 1)
+    x = random.standard_normal((15, 96)).astype(np.float32)
+    found = run_fast(saying(product_graph(weights, scale, rank=2), LARGEST + 1), tmp_path, x)
+    np.testing.assert_allclose(found, by_hand(x, weights, scale, LARGEST + 1), rtol=1e-5, atol=1e-5)
+    seven_bits = run_fast(product_graph(weights, scale, rank=2), tmp_path, x)
+    exact = x @ (weights * scale)
+    assert np.linalg.norm(found - exact) < 0.6 * np.linalg.norm(seven_bits - exact)
 
 
 @either_graph

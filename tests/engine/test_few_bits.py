@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
+from serving.backends.int8_dialect import row_levels
 from serving.engine.request import Result
 from serving.errors import ComputeError
-from serving.manifest import StateKind
+from serving.manifest import LARGEST_PAIR, StateKind
 from tests.engine.test_engine import LONG, assert_same, crowd
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
@@ -25,6 +26,12 @@ def model(
     plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> MarianShape:
     return in_few_bits(plain_model, tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_every_graph_says_that_rows_may_have_eight_bits(model: MarianShape) -> None:
+    for file in model.folder.glob("*.onnx"):
+        said = {entry.key: entry.value for entry in onnx.load(file, load_external_data=False).metadata_props}
+        assert row_levels(int(said[LARGEST_PAIR])) == 127
 
 
 def assert_alone_is_together(model: MarianShape, seed: int, count: int, slots: int, stagger: int) -> None:
