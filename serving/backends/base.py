@@ -58,6 +58,12 @@ class StepInputs:
     sampling: Floats = field(default_factory=lambda: np.zeros((0, 5), np.float32))
     report_rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [P]
 
+    @property
+    def plain(self) -> bool:
+        """Whether nobody wishes anything of this step."""
+        lists = self.edit_index.size + self.sample_rows.size + self.report_rows.size
+        return lists == 0 and bool((self.forced < 0).all())
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,16 +90,23 @@ class GraphWriter:
 def keep_needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Makes these the graph's nodes, in this order, without what no output needs: a runtime would compute that at every
     load."""
-    needed = {output.name for output in graph.output}
+    kept = needed_nodes(nodes, graph.output)
+    used = {name for node in kept for name in node.input} | {output.name for output in graph.output}
+    tensors = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(kept)
+    graph.initializer.extend(tensors)
+
+
+def needed_nodes(nodes: Sequence[onnx.NodeProto], outputs: Iterable[onnx.ValueInfoProto]) -> list[onnx.NodeProto]:
+    """Those without which one of the outputs would be missing, in their order."""
+    needed = {output.name for output in outputs}
     kept = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(node.input)
-    tensors = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(reversed(kept))
-    graph.initializer.extend(tensors)
+    return kept[::-1]
 
 
 def _dimensions(value: onnx.ValueInfoProto) -> tuple[str | int, ...]:

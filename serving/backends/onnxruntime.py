@@ -29,9 +29,11 @@ from serving.backends.base import (
     StepInputs,
     StepOutputs,
 )
+from serving.backends.dialect import in_dialect
 from serving.backends.in_place import refuse_copies
 from serving.backends.padding import pad, score_feeds
-from serving.backends.session import open_session
+from serving.backends.plain_step import PLAIN, with_plain_branch
+from serving.backends.session import Pass, open_session
 from serving.backends.shortlist import Shortlist
 from serving.backends.shortlist_graph import WORDS, with_shortlist
 from serving.engine.request import Source
@@ -76,7 +78,7 @@ class OnnxRuntimeBackend:
         self.manifest = manifest
         self._folder = folder
         self._threads = threads
-        self._few_bits = manifest.precision in ("int8", "int4")
+        self._dialect: tuple[Pass, ...] = (in_dialect,) if manifest.precision in ("int8", "int4") else ()
         encoder = manifest.graphs.encoder
         self._encoder = None if encoder is None else self._open(encoder.file)
         self._lexicon = load_lexicon(folder, manifest) if shortlist else None
@@ -84,7 +86,7 @@ class OnnxRuntimeBackend:
         if shortlist:
             self._step, self._rows = self._open_shortlisted()
         else:
-            self._step = self._open(manifest.graphs.step.file)
+            self._step = self._open(manifest.graphs.step.file, with_plain_branch)
         self._shortlist: Shortlist | None = None
         self._listed: dict[str, NDArray[Any]] = {}  # what is bound of the shortlist, kept alive
         self._prefill = None if manifest.graphs.prefill is None else self._open(manifest.graphs.prefill.file)
@@ -99,14 +101,14 @@ class OnnxRuntimeBackend:
         self._from_host: dict[str, NDArray[Any]] = {}  # what a step was given, and is bound to
         self._binding: ort.IOBinding | None = None
 
-    def _open(self, file: str) -> ort.InferenceSession:
-        return open_session(self._folder / file, self._threads, self._few_bits)
+    def _open(self, file: str, *passes: Pass) -> ort.InferenceSession:
+        return open_session(self._folder / file, self._threads, (*self._dialect, *passes))
 
     def _open_shortlisted(self) -> tuple[ort.InferenceSession, ort.InferenceSession]:
         """The step graph as wide as a shortlist, and the one that gathers what it wants of the listed words."""
         path = self._folder / self.manifest.graphs.step.file
         graphs = with_shortlist(onnx.load(path, load_external_data=False), self.manifest.vocabulary.target_size)
-        step = open_session(path, self._threads, self._few_bits, graphs.step)
+        step = open_session(path, self._threads, (*self._dialect, with_plain_branch), graphs.step)
         return step, open_session(path, self._threads, model=graphs.rows)
 
     def _gather(self, words: Ints) -> dict[str, NDArray[Any]]:
@@ -222,6 +224,7 @@ class OnnxRuntimeBackend:
                 _bind_input(binding, name, array)
         for name in _FROM_HOST:
             self._hand_over(binding, name, getattr(inputs, name))
+        self._hand_over(binding, PLAIN, np.asarray(inputs.plain))
         self._step.run_with_iobinding(binding)
         rows = self._shape.batch
         for tensor in self._carried:
