@@ -1,9 +1,10 @@
-"""`make bench`: our speed beside CTranslate2 and Hugging Face on the same weights, and the live tree on real text."""
+"""`make bench`: speed beside CTranslate2, Hugging Face and Optimum on the same weights; the live tree on real text."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,12 +19,14 @@ from tests.benchmarks.measure import (
     CASES,
     FLOAT32,
     INT8,
+    OPTIMUM,
     QUICK_CASES,
     SHORTLIST_CASES,
     TRANSFORMERS,
     measure,
 )
 from tests.benchmarks.report import print_report
+from tests.benchmarks.roofline import print_roofline
 from tests.benchmarks.workers import Worker
 
 
@@ -44,7 +47,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of every system (default: 2)")
     parser.add_argument("--only", choices=("speed", "shortlist", "tree"), help="one part of the benchmark")
     parser.add_argument("--patience", type=float, default=2, help="seconds to wait for a quiet moment (default: 2)")
-    parser.add_argument("--no-transformers", action="store_true", help="leave the slowest system out")
+    parser.add_argument("--no-transformers", action="store_true", help="leave Hugging Face out, which is slow")
+    parser.add_argument("--no-optimum", action="store_true", help="leave Optimum out")
     parser.add_argument("--model", type=Path, help="a converted version, for the live tree (default: the newest en-de)")
     parser.add_argument("--text", type=Path, help="its sentences, one a line (default: Python's documentation)")
     parser.add_argument("--lines", type=int, default=200, help="how many of them (default: 200)")
@@ -58,12 +62,20 @@ def _speed(options: argparse.Namespace) -> None:
     models = shape.for_beamline(cache), shape.for_beamline_in_int8(cache), shape.for_ctranslate2(cache, python)
     with ExitStack() as stack:
         workers = _workers(stack, *models, python, threads)
-        if not options.no_transformers:
-            arguments = (shape.original(cache), threads)
-            slowest = Worker(TRANSFORMERS, python_of("transformers"), "transformers_worker", arguments, threads)
-            workers.append(stack.enter_context(slowest))
+        workers += [stack.enter_context(worker) for worker in _slowest(cache, options)]
         found = measure(workers, QUICK_CASES if options.quick else CASES, _rounds(options), options.patience)
         print_report(workers, found, threads)
+    print_roofline({BEAMLINE: models[0], BEAMLINE_INT8: models[1]}, found, threads)
+
+
+def _slowest(cache: Path, options: argparse.Namespace) -> Iterator[Worker]:
+    threads = options.threads
+    if not options.no_transformers:
+        python, arguments = python_of("transformers"), (shape.original(cache), threads)
+        yield Worker(TRANSFORMERS, python, "transformers_worker", arguments, threads)
+    if not options.no_optimum:
+        python = python_of("optimum")
+        yield Worker(OPTIMUM, python, "optimum_worker", (shape.for_optimum(cache, python), threads), threads)
 
 
 def _shortlist(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ _PEERS = Path(__file__).parent / "peers"
 _REQUIREMENTS = {
     "ctranslate2": ("ctranslate2.txt",),
     "transformers": ("torch.txt", "transformers.txt"),
+    "optimum": ("torch.txt", "optimum.txt"),
     "llama_cpp": ("numpy.txt", "llama_cpp.txt"),  # compiled here: minutes, and a C++ compiler
     "genai": ("torch.txt", "transformers.txt", "genai_builder.txt", "genai.txt"),
     "g2p_en": ("numpy.txt", "g2p_en.txt"),

@@ -9,14 +9,14 @@ from tests.benchmarks.shape import sentences
 from tests.benchmarks.workers import Answer, Worker, wait_for_quiet
 
 BEAMLINE, BEAMLINE_INT8 = "ours", "ours int8"
-FLOAT32, INT8, TRANSFORMERS = "CT2 fp32", "CT2 int8", "HF"
+FLOAT32, INT8, TRANSFORMERS, OPTIMUM = "CT2 fp32", "CT2 int8", "HF", "Optimum"
 
 
 @dataclass(frozen=True)
 class Case:
     batch: int
     beam: int
-    slow: bool = False  # whether the slowest system takes part, too
+    slow: bool = False  # whether the slowest systems take part, too
 
     def __str__(self) -> str:
         return f"{self.batch} x {self.beam}"
@@ -69,4 +69,4 @@ def measure(workers: Sequence[Worker], cases: Sequence[Case], rounds: int, patie
 
 
 def _taking_part(workers: Sequence[Worker], case: Case) -> Iterable[Worker]:
-    return (worker for worker in workers if worker.name != TRANSFORMERS or case.slow)
+    return (worker for worker in workers if case.slow or worker.name not in (TRANSFORMERS, OPTIMUM))

@@ -7,10 +7,11 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, TRANSFORMERS, Measured
+from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, OPTIMUM, TRANSFORMERS, Measured
 from tests.benchmarks.shape import SOURCE_LENGTH, TARGET_LENGTH
 from tests.benchmarks.workers import Answer, Worker
 
+_PEERS = (FLOAT32, INT8, TRANSFORMERS, OPTIMUM)
 _IDLE = 0.05  # of a core; more than this while waiting disturbs the others
 
 
@@ -27,8 +28,8 @@ def print_report(workers: Sequence[Worker], found: Sequence[Measured], threads: 
         "\nMilliseconds for the whole batch, encoder included. A ratio below 1 means that we are faster;"
         " CT2 is the better of its two.\n"
     )
-    header = ("batch x beam", *_columns(BEAMLINE), *_columns(BEAMLINE_INT8), FLOAT32, INT8, TRANSFORMERS)
-    ratios = ("ours / CT2", "int8 / CT2", "ours / HF", "int8 / HF")
+    header = ("batch x beam", *_columns(BEAMLINE), *_columns(BEAMLINE_INT8), *_PEERS)
+    ratios = ("ours / CT2", "int8 / CT2", "ours / HF", "int8 / HF", "ours / Optimum", "int8 / Optimum")
     print_table([header + ratios, *(_row(measured) for measured in found)])
     print("\nhost: the share of our time that is not spent inside the encoder or the step graph.")
     print("Spread of our rounds, slowest / best: " + ", ".join(_spread(measured) for measured in found))
@@ -54,14 +55,14 @@ def _columns(system: str) -> tuple[str, ...]:
 
 def _row(measured: Measured) -> tuple[str, ...]:
     ours, in_int8 = measured.seconds(BEAMLINE), measured.seconds(BEAMLINE_INT8)
-    peers = [measured.seconds(system) for system in (FLOAT32, INT8, TRANSFORMERS)]
+    peers = [measured.seconds(system) for system in _PEERS]
     rival = min((seconds for seconds in peers[:2] if seconds is not None), default=None)
     return (
         str(measured.case),
         *_own_cells(measured.best(BEAMLINE)),
         *_own_cells(measured.best(BEAMLINE_INT8)),
         *("-" if seconds is None else f"{1000 * seconds:.0f}" for seconds in peers),
-        *(_ratio(mine, theirs) for theirs in (rival, peers[2]) for mine in (ours, in_int8)),
+        *(_ratio(mine, theirs) for theirs in (rival, *peers[2:]) for mine in (ours, in_int8)),
     )
 
 

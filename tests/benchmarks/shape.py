@@ -63,6 +63,17 @@ def for_ctranslate2(cache: Path, python: Path) -> Path:
     return _in_ctranslate2(cache, "convert", original(cache), Path(__file__), python)
 
 
+def for_optimum(cache: Path, python: Path) -> Path:
+    """Exported by its own command, with the decoder that reads its cache."""
+    source = original(cache)
+
+    def export(folder: Path) -> None:
+        what = ("--model", source, "--task", "text2text-generation-with-past")
+        subprocess.run([python, "-m", "optimum.exporters.onnx", *map(str, what), folder], cwd=ROOT, check=True)
+
+    return once(cache / f"optimum-{hash_of(Path(__file__))}", export)
+
+
 def reference_for_ctranslate2(cache: Path, checkpoint: Path, python: Path) -> Path:
     """A checkpoint of our reference Transformer."""
     return _in_ctranslate2(cache, "reference", checkpoint, checkpoint / "model.safetensors", python)
