@@ -6,6 +6,7 @@ appending to it is in place. After a run only the small search tensors are carri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,8 +56,8 @@ _FIXED = (
 )
 # Bytes that are copied, or asked of the operating system, between two steps: a few milliseconds.
 _PART = 8 << 20
-# Prompts have room for so many entries at once, and more when they need it: attention reads all of it.
-_PROMPT_ENTRIES = 2048
+# Prompts have room for so many entries at first, and for twice as many whenever they need it: attention reads all of it.
+_PROMPT_ENTRIES = 256
 _FROM_HOST = ("forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows")
 
 
@@ -362,7 +363,8 @@ def _make_room(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], needed
     """For so many entries of prompts that are taken in together; returns how many there is room for."""
     entries = int(arenas[0].view.shape[2])
     if needed > entries:
-        entries = max(needed, min(arenas[0].largest.cache, -(-needed // _PROMPT_ENTRIES) * _PROMPT_ENTRIES))
+        room = _PROMPT_ENTRIES << math.ceil(math.log2(max(1, needed / _PROMPT_ENTRIES)))
+        entries = max(needed, min(arenas[0].largest.cache, room))
         _lay_out(tensors, arenas, entries, arenas[0].slots)
     return entries
 
