@@ -56,7 +56,7 @@ _FIXED = (
 )
 # Bytes that are copied, or asked of the operating system, between two steps: a few milliseconds.
 _PART = 8 << 20
-# Prompts have room for so many entries at first, and for twice as many whenever they need it: attention reads all of it.
+# Prompts have room for so many entries at first, and for twice as many when they need it: attention reads all of it.
 _PROMPT_ENTRIES = 256
 _FROM_HOST = ("forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows")
 

@@ -36,8 +36,8 @@ def with_plain_branch(model: onnx.ModelProto) -> onnx.ModelProto:
         [PLAIN],
         [value.name for value in outputs],
         name="plain_or_not",
-        then_branch=_branch("plain", _shortened(special, outputs), outputs),
-        else_branch=_branch("special", special, outputs),
+        then_branch=_branch("plain", _shortened(special, outputs), outputs, graph.value_info),
+        else_branch=_branch("special", special, outputs, graph.value_info),
     )
     del graph.node[:]
     graph.node.extend([*before, choice])
@@ -116,21 +116,28 @@ def _nothing(value: onnx.ValueInfoProto) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [value.name], value=numpy_helper.from_array(rows))
 
 
-def _branch(name: str, nodes: Sequence[onnx.NodeProto], outputs: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
-    """Names of its own: no two values of a model may share one."""
+def _branch(
+    name: str,
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    known: Iterable[onnx.ValueInfoProto],
+) -> onnx.GraphProto:
+    """Names of its own: no two values of a model may share one. `known` are the shapes that the whole graph names: only
+    where two are the same will the runtime write one value over another."""
     made = {output for node in nodes for output in node.output}
 
     def renamed(value: str) -> str:
         return f"{name}_{value}" if value in made else value
 
+    def inside(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+        copy = onnx.ValueInfoProto()
+        copy.CopyFrom(value)
+        copy.name = renamed(value.name)
+        return copy
+
     copies = [_copied(node, renamed) for node in needed_nodes(nodes, outputs)]
-    results = []
-    for value in outputs:
-        result = onnx.ValueInfoProto()
-        result.CopyFrom(value)
-        result.name = renamed(value.name)
-        results.append(result)
-    return helper.make_graph(copies, name, [], results)
+    shapes = [inside(value) for value in known if value.name in made]
+    return helper.make_graph(copies, name, [], [inside(value) for value in outputs], value_info=shapes)
 
 
 def _copied(node: onnx.NodeProto, renamed: Callable[[str], str]) -> onnx.NodeProto:
