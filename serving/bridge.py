@@ -92,10 +92,10 @@ class DecodingCall:
 
     async def run(self, jobs: Sequence[Job], max_in_flight: int) -> list[Result]:
         try:
-            for index, job in enumerate(jobs):
+            for index in self._order(jobs):
                 while self.in_flight >= max_in_flight:
                     await self.progress()
-                while not self.submit(index, job):
+                while not self.submit(index, jobs[index]):
                     await self.progress()
             while self.in_flight:
                 await self.progress()
@@ -103,6 +103,12 @@ class DecodingCall:
             self.abandon()
             raise
         return self.results()
+
+    def _order(self, jobs: Sequence[Job]) -> list[int]:
+        """Longest first, so that no long one is left to run alone at the end; but whoever reads along begins at the
+        beginning."""
+        numbers = list(range(len(jobs)))
+        return numbers if self._tell is not None else sorted(numbers, key=lambda number: -jobs[number].length)
 
     @property
     def in_flight(self) -> int:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +35,8 @@ _RETRY_WHEN_FULL = json.dumps(
         ]
     }
 )
+
+_WINDOWS_AHEAD = 8  # answers that are kept until their turn
 
 Question = Callable[[str], pb.TranslateRequest]
 
@@ -128,10 +131,18 @@ class Client:
             yield None if response is None else _raised(response).embeddings[0]
 
     def _in_order(self, method: Any, lines: Iterable[str], question: Callable[[str], Any]) -> Iterator[Any]:
+        """While a long line is waited for, those behind it are sent, some windows ahead: the server stays busy."""
+        free = Semaphore(self._window)
+        most = self._window if self._window == 1 else _WINDOWS_AHEAD * self._window
         pending: deque[Any] = deque()
         for line in lines:
-            pending.append(method.future(question(line), metadata=self._metadata) if line.strip() else None)
-            while pending and (len(pending) >= self._window or pending[0] is None or pending[0].done()):
+            call = None
+            if line.strip():
+                free.acquire()
+                call = method.future(question(line), metadata=self._metadata)
+                call.add_done_callback(lambda _: free.release())
+            pending.append(call)
+            while pending and (len(pending) >= most or pending[0] is None or pending[0].done()):
                 yield self._answer(pending.popleft())
         while pending:
             yield self._answer(pending.popleft())

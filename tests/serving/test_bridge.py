@@ -39,6 +39,14 @@ async def test_results_come_in_the_order_of_the_jobs() -> None:
     assert double.most_waiting <= 7
 
 
+async def test_the_longest_are_sent_first() -> None:
+    several = [Job(tuple(range(3, 3 + length)), OPTIONS) for length in (2, 9, 1, 5)]
+    async with engine() as double:
+        results = await decode_all(double, several, None, max_in_flight=2)
+    assert [len(request.source) for request in double.submitted] == [9, 5, 2, 1]
+    assert [len(result.hypotheses[0].tokens) for result in results] == [2, 9, 1, 5]
+
+
 async def test_no_more_than_the_window_are_with_the_engine() -> None:
     async with engine(held=True) as double:
         task = asyncio.create_task(decode_all(double, jobs(10), None, max_in_flight=3))

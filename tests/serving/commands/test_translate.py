@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import io
 import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -119,31 +121,37 @@ async def test_a_full_queue_is_tried_again() -> None:
         assert await task == ["a"]
 
 
-def test_the_client_sends_no_more_than_its_window() -> None:
-    class Stub:
-        in_flight = most = 0
+def test_the_client_keeps_its_window_full_while_a_line_takes_long() -> None:
+    """Of 20 lines, four at a time, the first is answered when 15 others have been sent. Answers come in order."""
+    sent, lock, most = list[str](), threading.Lock(), [0]
+    enough, waiting = threading.Event(), set[str]()
 
-    class Call:
-        def __init__(self) -> None:
-            Stub.in_flight += 1
-            Stub.most = max(Stub.most, Stub.in_flight)
-
-        def done(self) -> bool:
-            return False
-
-        def result(self) -> pb.TranslateResponse:
-            Stub.in_flight -= 1
-            return pb.TranslateResponse(translations=[pb.Translation()])
+    def answered(request: pb.TranslateRequest) -> pb.TranslateResponse:
+        text = request.inputs[0].text
+        if text == "0":
+            assert enough.wait(60)
+        with lock:
+            waiting.remove(text)
+        return pb.TranslateResponse(translations=[pb.Translation(hypotheses=[pb.Hypothesis(text=text)])])
 
     class Method:
-        def future(self, request: pb.TranslateRequest, metadata: object) -> Call:
-            return Call()
+        def future(self, request: pb.TranslateRequest, metadata: object) -> Future[pb.TranslateResponse]:
+            with lock:
+                sent.append(request.inputs[0].text)
+                waiting.add(request.inputs[0].text)
+                most[0] = max(most[0], len(waiting))
+            if len(sent) == 16:
+                enough.set()
+            return pool.submit(answered, request)
 
-    with Client("127.0.0.1:1", window=4) as client:
+    lines = [str(number) for number in range(20)]
+    with ThreadPoolExecutor(4) as pool, Client("127.0.0.1:1", window=4) as client:
         client._stub.Translate = Method()
-        answers = list(client.translate((str(number) for number in range(20)), lambda line: pb.TranslateRequest()))
-    assert len(answers) == 20
-    assert Stub.most == 4
+        question = lambda line: pb.TranslateRequest(inputs=[pb.Input(text=line)])  # noqa: E731
+        answers = list(client.translate(lines, question))
+    texts = [answer.hypotheses[0].text for answer in answers if isinstance(answer, pb.Translation)]
+    assert texts == sent == lines
+    assert most[0] == 4
 
 
 async def test_a_line_that_is_refused_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

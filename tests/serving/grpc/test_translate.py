@@ -35,7 +35,7 @@ async def test_a_batch_is_answered_in_order() -> None:
     assert texts == [["one", "one"], ["zwei ü", "zwei ü"]]
     assert response.translations[0].hypotheses[1].score == -2.0
     assert [each.source_tokens for each in response.translations] == [4, 8]
-    assert [sent.source for sent in engine.submitted] == [ids("one"), ids("zwei ü")]
+    assert [sent.source for sent in engine.submitted] == [ids("zwei ü"), ids("one")]  # longest first
 
 
 async def test_a_long_text_is_split_translated_and_joined() -> None:
