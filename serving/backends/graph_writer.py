@@ -78,6 +78,19 @@ class GraphWriter:
     def is_matrix(self, x: str) -> bool:
         return len(self._shapes.get(x, ())) == 2
 
+    def flat(self, x: str, width: int) -> str:
+        """x as [rows, width]."""
+        if self.is_matrix(x):
+            return x
+        shape = self.constant(f"rows_{width}", np.array([-1, width]))
+        return self.shared("Reshape", [x, shape], name=f"{PREFIX}{x}_flat")
+
+    def shape_of_output(self, x: str, width: int) -> str:
+        """That of x, but for the last axis."""
+        leading = self.shared("Shape", [x], key=("leading", self.leading(x)), end=-1)
+        size = self.constant(f"width_{width}", np.array([width]))
+        return self.shared("Concat", [leading, size], (leading, str(width)), axis=0)
+
     def write(self) -> None:
         """The new nodes in place of the old ones."""
         keep_needed(self._graph, self._nodes)

@@ -60,7 +60,7 @@ class Int8Products:
             writer.add("Mul", [product, rows.scale], node.output[0])
             return
         scaled = writer.add("Mul", [product, rows.scale], f"{name}_scaled")
-        writer.add("Reshape", [scaled, self._shape_of_output(node.input[0], height)], node.output[0])
+        writer.add("Reshape", [scaled, writer.shape_of_output(node.input[0], height)], node.output[0])
 
     def lookup(self, node: onnx.NodeProto, weights: StoredWeights) -> None:
         writer = self._writer
@@ -74,10 +74,7 @@ class Int8Products:
     def _quantise_rows(self, x: str, width: int, nonsense_spreads: bool) -> _Rows:
         if x not in self._rows:
             writer, name = self._writer, f"{PREFIX}{x}"
-            flat = x
-            if not writer.is_matrix(x):
-                shape = writer.constant(f"rows_{width}", np.array([-1, width]))
-                flat = writer.add("Reshape", [x, shape], f"{name}_flat")
+            flat = writer.flat(x, width)
             magnitude = writer.add("Abs", [flat], f"{name}_magnitude")
             peak = writer.add("ReduceMax", [magnitude, writer.constant("last", np.array([-1]))], f"{name}_peak")
             column = writer.add("Mul", [peak, writer.constant("level", np.float32(1 / self._levels))], f"{name}_column")
@@ -100,9 +97,3 @@ class Int8Products:
         of the row times zeros, it adds nothing to its scale, or makes it a NaN."""
         zeros = self._writer.constant(f"zeros_{width}", np.zeros((width, 1), np.float32))
         return self._writer.add("Gemm", [flat, zeros, column], f"{name}_guarded")
-
-    def _shape_of_output(self, x: str, width: int) -> str:
-        writer = self._writer
-        leading = writer.shared("Shape", [x], key=("leading", writer.leading(x)), end=-1)
-        size = writer.constant(f"width_{width}", np.array([width]))
-        return writer.shared("Concat", [leading, size], (leading, str(width)), axis=0)
