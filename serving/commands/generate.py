@@ -57,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
                 print(reply.text, end="", flush=True)
             else:  # side by side they can't be shown as they come
                 answers[reply.index] += reply.text
-    print(*(() if args.n == 1 else answers), sep="\n\n")
+    if args.n == 1:
+        print()
+    else:
+        print(*(f"--- {number} of {args.n}\n{answer}" for number, answer in enumerate(answers, 1)), sep="\n")
     return 0
 
 

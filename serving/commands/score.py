@@ -28,8 +28,11 @@ def run(args: argparse.Namespace) -> int:
     with Client(args.target, credentials=credentials_of(args)) as client:
         texts = iter(args.text) if args.text else _lines()
         while batch := list(islice(texts, _AT_ONCE)):
-            for line in shown(batch, client.score(question(args, batch)), args.tokens):
-                print(line)
+            # An empty line for an empty line, so that they stay beside each other; but who types an empty text is told.
+            asked = batch if args.text else [text for text in batch if text.strip()]
+            scores = iter(client.score(question(args, asked)).scores if asked else ())
+            for text in batch:
+                print("\n".join(shown(text, next(scores), args.tokens)) if args.text or text.strip() else "")
     return 0
 
 
@@ -37,8 +40,7 @@ def _lines() -> Iterator[str]:
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     try:
         for line in sys.stdin:
-            if line.strip():
-                yield line.rstrip("\n")
+            yield line.rstrip("\n")
     except UnicodeDecodeError as error:
         raise BeamlineError(f"the input is not UTF-8: {error}") from error
 
@@ -50,9 +52,7 @@ def question(args: argparse.Namespace, texts: Sequence[str]) -> pb.ScoreRequest:
     )
 
 
-def shown(texts: Sequence[str], response: pb.ScoreResponse, tokens: bool) -> Iterator[str]:
-    for text, score in zip(texts, response.scores, strict=True):
-        yield f"{score.log_prob:.4f}\t{score.perplexity:.4f}\t{text}"
-        if tokens:
-            for token in score.tokens:
-                yield f"  {token.log_prob:.4f}\t{token.piece}" if token.HasField("log_prob") else f"  -\t{token.piece}"
+def shown(text: str, score: pb.ScoredText, tokens: bool) -> Iterator[str]:
+    yield f"{score.log_prob:.4f}\t{score.perplexity:.4f}\t{text}"
+    for token in score.tokens if tokens else ():
+        yield f"  {token.log_prob:.4f}\t{token.piece}" if token.HasField("log_prob") else f"  -\t{token.piece}"

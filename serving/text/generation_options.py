@@ -50,7 +50,9 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
     if card.most_entries is not None:  # a default gives way; a length that was asked for is refused by the engine
         default = max(1, min(default, (card.most_entries - prompt_length) // beam_size))
     max_tokens = whole(asked, "max_tokens", default, 1, room)
-    min_tokens = whole(asked, "min_tokens", 0, 0, max_tokens)
+    min_tokens = asked.min_tokens
+    if min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens is {min_tokens}; it may be up to max_tokens, which is {max_tokens} here")
     decoding = DecodingOptions(
         beam_size=beam_size,
         num_hypotheses=answers,
@@ -92,9 +94,9 @@ def _temperature(asked: pb.GenerationOptions, default: float) -> float:
 
 
 def _top_p(asked: pb.GenerationOptions, default: float) -> float:
-    value = real(asked, "top_p", default, 0.0, 1.0)
-    if value <= 0:
-        raise InvalidRequest("top_p is 0; it must be above 0, up to 1 (off)")
+    value = asked.top_p if asked.HasField("top_p") else default
+    if not 0 < value <= 1:
+        raise InvalidRequest(f"top_p is {value:g}; it must be above 0, up to 1 (off)")
     return value
 
 

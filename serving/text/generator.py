@@ -123,6 +123,9 @@ class Generator:
             raise InvalidRequest(f"model {self.card.name} has no chat template: give text or token_ids")
         if not 1 <= len(chat.messages) <= _MAX_MESSAGES:
             raise InvalidRequest(f"chat has {len(chat.messages)} messages; give 1 to {_MAX_MESSAGES}")
+        for number, message in enumerate(chat.messages):
+            if not message.role:
+                raise InvalidRequest(f"chat.messages[{number}] has no role; give system, user or assistant")
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         begin = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         return self._chat.render(messages, begin)

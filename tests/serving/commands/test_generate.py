@@ -30,7 +30,7 @@ async def test_an_answer_and_its_options(capsys: pytest.CaptureFixture[str]) -> 
 
 async def test_several_answers_stand_one_behind_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(GatedEngine(), "generate", "abc", "-n", "2", "--temperature", "1", "--seed", "3") == 0
-    assert capsys.readouterr().out == "abc\n\nabc\n"
+    assert capsys.readouterr().out == "--- 1 of 2\nabc\n--- 2 of 2\nabc\n"
 
 
 async def test_a_talk_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ async def test_tokens_appear_as_they_come(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (["x", "--system", "y"], "--system needs --chat"),
         (["x", "--max-tokens", "-1"], "--max-tokens is -1: Value out of range"),
-        (["x", "--top-p", "2"], "top_p is 2; it must be a finite number from 0 to 1 (INVALID_ARGUMENT)"),
+        (["x", "--top-p", "2"], "top_p is 2; it must be above 0, up to 1 (off) (INVALID_ARGUMENT)"),
     ],
 )
 async def test_a_mistake_is_a_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +86,10 @@ async def test_texts_are_scored_line_by_line(
     out = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[2] for line in out] == lines.splitlines()
     assert out[0] == "-0.6000\t1.1052\tline 0"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\n\n  \nthree\n" + b"\n" * 40)))
+    assert await ask(GatedEngine(), "score") == 0
+    out = capsys.readouterr().out.split("\n")
+    assert [line.split("\t")[-1] for line in out] == ["one", "", "", "three", *[""] * 41]
     assert await ask(GatedEngine("translate"), "score", "--source", "q", "--tokens", "ab") == 0
     assert capsys.readouterr().out.splitlines() == [
         "-0.3000\t1.1052\tab",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,10 @@ async def test_echo_puts_the_prompt_first_with_its_log_probabilities() -> None:
     [
         (pb.GenerateRequest(), "the prompt is missing: give text, token_ids or chat"),
         (pb.GenerateRequest(chat=pb.Chat()), "chat has 0 messages; give 1 to 1024"),
+        (
+            pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(content="hello")])),
+            "chat.messages[0] has no role; give system, user or assistant",
+        ),
         (pb.GenerateRequest(token_ids=pb.TokenIds(ids=[300])), "token_ids contains 300; this model's vocabulary"),
         (asking(temperature=-1), "temperature is -1; it must be a finite number from 0 to 100"),
         (asking(temperature=0.001), "it must be 0 (no sampling) or from 0.01 to 100"),
@@ -163,7 +168,9 @@ async def test_echo_puts_the_prompt_first_with_its_log_probabilities() -> None:
         (asking(stop=["x"] * 17), "stop has 17 strings; at most 16"),
         (asking(logit_bias={400: 1.0}), "logit_bias contains 400"),
         (asking(logit_bias={4: float("nan")}), "logit_bias of 4 is nan"),
-        (asking(min_tokens=9, max_tokens=8), "min_tokens is 9; this model allows 0 to 8"),
+        (asking(min_tokens=9, max_tokens=8), "min_tokens is 9; it may be up to max_tokens, which is 8 here"),
+        (asking(top_p=1.5), "top_p is 1.5; it must be above 0, up to 1 (off)"),
+        (asking(top_p=math.nan), "top_p is nan; it must be above 0, up to 1 (off)"),
     ],
 )
 async def test_what_is_not_allowed_is_refused_with_a_sentence(request_: pb.GenerateRequest, sentence: str) -> None:
