@@ -74,7 +74,7 @@ def _seconds(operator: str, x: NDArray[Any], constant: NDArray[Any], output: int
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     found = []
-    for _ in range(7):
+    for _ in range(60):  # a second or two: a host that has other guests gives all of its cores only now and then
         began = time.perf_counter()
         session.run(None, {"x": x})
         found.append(time.perf_counter() - began)
