@@ -76,12 +76,12 @@ def _rank(value: ir.Value | None) -> int:
 def quantised(weights: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """int8 values and one scale per channel; a channel of zeros has the scale 1. Rounding adds at most one to a pair of
     neighbours: it stays below `LARGEST` + 2."""
-    others = tuple(each for each in range(weights.ndim) if each != axis)
     magnitude = np.abs(weights)
-    peak = magnitude.max(axis=others)
     if weights.ndim == 2 and weights.shape[1 - axis] > 1:
         channels = np.moveaxis(magnitude, axis, 0)
         peak = (channels[:, 1:] + channels[:, :-1]).max(axis=1)
+    else:
+        peak = magnitude.max(axis=tuple(each for each in range(weights.ndim) if each != axis))
     scale = np.where(peak > 0, peak / LARGEST, 1).astype(np.float32)
     shape = [-1 if each == axis else 1 for each in range(weights.ndim)]
     return np.rint(weights / scale.reshape(shape)).astype(np.int8), scale

@@ -85,11 +85,16 @@ class GraphWriter:
         shape = self.constant(f"rows_{width}", np.array([-1, width]))
         return self.shared("Reshape", [x, shape], name=f"{PREFIX}{x}_flat")
 
-    def shape_of_output(self, x: str, width: int) -> str:
-        """That of x, but for the last axis."""
-        leading = self.shared("Shape", [x], key=("leading", self.leading(x)), end=-1)
+    def add_from_rows(self, operator: str, inputs: list[str], output: str, like: str, width: int) -> None:
+        """An operator on rows, whose output has the axes of `like` again, but for the last."""
+        if self.is_matrix(like):
+            self.add(operator, inputs, output)
+            return
+        rows = self.add(operator, inputs, f"{PREFIX}{output}_on_rows")
+        leading = self.shared("Shape", [like], key=("leading", self.leading(like)), end=-1)
         size = self.constant(f"width_{width}", np.array([width]))
-        return self.shared("Concat", [leading, size], (leading, str(width)), axis=0)
+        shape = self.shared("Concat", [leading, size], (leading, str(width)), axis=0)
+        self.add("Reshape", [rows, shape], output)
 
     def write(self) -> None:
         """The new nodes in place of the old ones."""

@@ -34,11 +34,10 @@ class Int4Products:
         stored = writer.seen_as(weights.values, f"{weights.values}_bytes", onnx.TensorProto.UINT8, packed)
         turned_over = writer.constant("highest_bits", np.uint8(_HIGHEST_BITS))
         values = writer.shared("BitwiseXor", [stored, turned_over], name=f"{stored}_unsigned")
-        name = f"{PREFIX}{node.output[0]}"
         product = writer.add(
             "MatMulNBits",
             [self._with_company(x, width), values, weights.scale],
-            f"{name}_in_company",
+            f"{PREFIX}{node.output[0]}_in_company",
             domain=CONTRIB,
             K=width,
             N=height,
@@ -47,11 +46,7 @@ class Int4Products:
             accuracy_level=_ROUNDED_TO_8_BITS,
         )
         first, last = writer.constant("first", np.array([0])), writer.constant("last", np.array([-1]))
-        if writer.is_matrix(node.input[0]):
-            writer.add("Slice", [product, first, last, first], node.output[0])
-            return
-        rows = writer.add("Slice", [product, first, last, first], f"{name}_rows")
-        writer.add("Reshape", [rows, writer.shape_of_output(node.input[0], height)], node.output[0])
+        writer.add_from_rows("Slice", [product, first, last, first], node.output[0], node.input[0], height)
 
     def _with_company(self, x: str, width: int) -> str:
         """The rows of x, and the first of them again."""

@@ -56,15 +56,11 @@ class Int8Products:
         one, offset = writer.constant("one", np.float32(1)), writer.constant("offset", np.uint8(self._levels + 1))
         inputs = [rows.values, values, one, weights.scale, offset]
         product = writer.add("MatMulIntegerToFloat", inputs, f"{name}_product", domain=CONTRIB)
-        if writer.is_matrix(node.input[0]):
-            writer.add("Mul", [product, rows.scale], node.output[0])
-            return
-        scaled = writer.add("Mul", [product, rows.scale], f"{name}_scaled")
-        writer.add("Reshape", [scaled, writer.shape_of_output(node.input[0], height)], node.output[0])
+        writer.add_from_rows("Mul", [product, rows.scale], node.output[0], node.input[0], height)
 
     def lookup(self, node: onnx.NodeProto, weights: StoredWeights) -> None:
         writer = self._writer
-        name, index = f"{PREFIX}{node.output[0]}", node.input[1]
+        name, index = f"{PREFIX}{node.output[0]}_looked_up", node.input[1]
         rows = writer.add("Gather", [weights.values, index], f"{name}_rows", axis=0)
         scale = writer.add("Gather", [weights.scale, index], f"{name}_scale", axis=0)
         scale = writer.add("Unsqueeze", [scale, writer.constant("last", np.array([-1]))], f"{name}_scales")
@@ -81,7 +77,7 @@ class Int8Products:
             if not nonsense_spreads:
                 column = self._keep_nonsense(flat, width, column, name)
             scale = writer.add("Reshape", [column, writer.constant("line", np.array([-1]))], f"{name}_scale")
-            values = writer.add("QuantizeLinear", [flat, scale, self._offsets(x, scale)], f"{name}_rows", axis=0)
+            values = writer.add("QuantizeLinear", [flat, scale, self._offsets(x, scale)], f"{name}_levels", axis=0)
             self._rows[x] = _Rows(values, column)
         return self._rows[x]
 

@@ -29,8 +29,7 @@ def with_plain_branch(model: onnx.ModelProto) -> onnx.ModelProto:
     special = _behind(graph.node, (*_LISTS, _FORCED))
     names = {output for node in special for output in node.output}
     outputs = [value for value in graph.output if value.name in names]
-    special = _with_what_only_they_need(graph, special)
-    before = [node for node in graph.node if not any(node is each for each in special)]
+    before, special = _with_what_only_they_need(graph, special)
     choice = helper.make_node(
         "If",
         [PLAIN],
@@ -55,17 +54,20 @@ def _behind(nodes: Iterable[onnx.NodeProto], names: Sequence[str]) -> list[onnx.
     return found
 
 
-def _with_what_only_they_need(graph: onnx.GraphProto, special: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    inside = {id(node) for node in special}
+def _with_what_only_they_need(
+    graph: onnx.GraphProto, special: Sequence[onnx.NodeProto]
+) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
+    """The other nodes, and these with what is taken along."""
+    inside = {node.output[0] for node in special}
     elsewhere = {value.name for value in graph.output}
-    kept = []
+    others, taken = [], []
     for node in reversed(graph.node):
-        taken = node.op_type in _EITHER and elsewhere.isdisjoint(node.output)
-        if id(node) in inside or taken:
-            kept.append(node)
+        if node.output[0] in inside or (node.op_type in _EITHER and elsewhere.isdisjoint(node.output)):
+            taken.append(node)
         else:
+            others.append(node)
             elsewhere.update(node.input)
-    return kept[::-1]
+    return others[::-1], taken[::-1]
 
 
 def _shortened(special: Sequence[onnx.NodeProto], outputs: Sequence[onnx.ValueInfoProto]) -> list[onnx.NodeProto]:

@@ -245,3 +245,35 @@ def test_a_lookup_scales_only_what_it_takes(tmp_path: Path, random: np.random.Ge
     tokens = np.array([[3, 49, 0], [7, 7, 1]])
     found = run_fast(model, tmp_path, tokens)
     np.testing.assert_allclose(found, table[tokens] * scale[tokens][:, :, None], rtol=1e-6)
+
+
+def test_what_is_looked_up_may_be_multiplied_at_once_and_again(tmp_path: Path, random: np.random.Generator) -> None:
+    """An embedding, a product and another product, with nothing between them."""
+    table, one, two = (random.integers(-127, 128, shape).astype(np.int8) for shape in ((50, 64), (64, 48), (48, 40)))
+    scales = [random.uniform(0.001, 0.1, count).astype(np.float32) for count in (50, 48, 40)]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["e", "es"], ["embedding"], axis=0),
+        helper.make_node("Gather", ["embedding", "tokens"], ["x"], axis=0),
+        helper.make_node("DequantizeLinear", ["a", "as"], ["first"], axis=1),
+        helper.make_node("MatMul", ["x", "first"], ["between"]),
+        helper.make_node("DequantizeLinear", ["b", "bs"], ["second"], axis=1),
+        helper.make_node("MatMul", ["between", "second"], ["y"]),
+    ]
+    named: dict[str, NDArray[np.generic]] = {"e": table, "es": scales[0], "a": one, "as": scales[1]}
+    named |= {"b": two, "bs": scales[2]}
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["B", "K"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "K", 40])],
+        [numpy_helper.from_array(tensor, name) for name, tensor in named.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
+    tokens = np.array([[3, 49, 0], [7, 7, 1]])
+    path = tmp_path / "graph.onnx"
+    onnx.save(model, path)
+    session = ort.InferenceSession(in_dialect(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"tokens": tokens})
+    x = table[tokens] * scales[0][tokens][:, :, None]
+    expected = by_hand(by_hand(x, one, scales[1]), two, scales[2])
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
