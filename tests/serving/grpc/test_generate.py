@@ -240,7 +240,7 @@ async def test_a_reader_that_stops_reading_frees_its_slot_and_holds_up_nobody() 
         connected(server, narrow) as slow,
         connected(server) as quick,
     ):
-        stuck = slow.Generate(by_ids(4000 * "x", top_log_probs=20))
+        stuck = slow.Generate(by_ids(2000 * "x", top_log_probs=20))
         await stuck.read()
         answers = await asyncio.gather(*(quick.GenerateOnce(by_ids(f"quick {i}")) for i in range(6)))
         assert [answer.generations[0].text for answer in answers] == [f"quick {i}" for i in range(6)]
@@ -249,7 +249,7 @@ async def test_a_reader_that_stops_reading_frees_its_slot_and_holds_up_nobody() 
         error = await refused(collect(stuck))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "more than 50 tokens were waiting to be read" in (error.details() or "")
-    assert engine.decoded_steps < 4000
+    assert engine.decoded_steps < 2000
 
 
 async def test_a_slow_reader_gets_everything_in_fewer_pieces() -> None:
