@@ -66,7 +66,9 @@ class Arena:
         common = tuple(slice(0, min(a, b)) for a, b in zip(self.view.shape[1:], new.shape[1:], strict=True))
         # Old and new overlap: in this order, no row is written to before it was read.
         for row in reversed(range(rows)) if new.size > self.view.size else range(rows):
-            kept = self.view[row][common].copy()
+            kept = self.view[row][common]
+            if np.may_share_memory(kept, new[row]):
+                kept = kept.copy()
             if self.tensor.kind is not StateKind.CACHE:
                 new[row] = self.fill
             new[row][common] = kept

@@ -96,7 +96,7 @@ class Scored:
 
 class Backend(Protocol):
     """Memory is opaque to the engine: what the encoder made of one request, or the cache entries of its prompt.
-    `prompts`, `take_in` and `prefix` are for decoder-only models that have a prefill graph."""
+    `prompts`, `grow`, `take_in` and `prefix` are for decoder-only models that have a prefill graph."""
 
     def allocate(self, slots: int, largest: Shape) -> int:
         """Reserves the arenas, zeroed, for every shape up to `largest`; returns their size in bytes."""
@@ -108,6 +108,10 @@ class Backend(Protocol):
         """One memory per prompt, for so many entries; it begins with those of the one in `known`, where there is one.
         They are taken in together."""
 
+    def grow(self, memories: Sequence[Any], entries: int) -> bool:
+        """Whether memories that were made together have room for so many entries each; where they have not, some of the
+        work for it is done now, and nothing is to be taken in before it is over."""
+
     def take_in(self, memories: Sequence[Any], chunk: PromptChunk) -> None:
         """Computes the entries of a chunk, into memories that were made together: all of them, or some in a row."""
 
@@ -115,9 +119,9 @@ class Backend(Protocol):
         """The first entries of a memory as one that may be kept, and its size in bytes. Nothing is taken in behind
         them any more."""
 
-    def expect(self, shape: Shape) -> None:
+    def expect(self, shape: Shape) -> bool:
         """A hint, given again and again while a long prompt is taken in: steps of this shape will come. What the first
-        of them would have to wait for can be done now, a little at a time."""
+        of them would have to wait for can be done now, a little at a time. Whether there was anything to do."""
 
     def resize(self, shape: Shape, rows: int) -> bool:
         """Prepares for steps of this shape, keeping slots 0..rows-1; true where data had to be laid out anew."""

@@ -120,8 +120,9 @@ class DeviceBackend:
         self._shape = shape
         return any(relaid)
 
-    def expect(self, shape: Shape) -> None:
+    def expect(self, shape: Shape) -> bool:
         """All memory is the device's from the beginning."""
+        return False
 
     def fill(self, slot: int, memory: DeviceMemory) -> Iterator[None]:
         """In one part: the device copies while the host goes on."""
@@ -296,6 +297,10 @@ class DeviceBackend:
                     self._copy_entries(tensors, row, prefix, prefix.length)
             memories += [DeviceMemory(tensors, row, length, owner) for row, length in enumerate(part)]
         return memories
+
+    def grow(self, memories: Sequence[DeviceMemory], entries: int) -> bool:
+        """A prompt's room is as large as it will ever need."""
+        return True
 
     def take_in(self, memories: Sequence[DeviceMemory], chunk: PromptChunk) -> None:
         length = chunk.tokens.shape[1]

@@ -77,6 +77,9 @@ class FakeBackend:
     def prompts(self, lengths: Sequence[int], known: Sequence[list[int] | None]) -> list[list[int]]:
         return [[*(prefix or ()), *[0] * length][:length] for length, prefix in zip(lengths, known, strict=True)]
 
+    def grow(self, memories: Sequence[list[int]], entries: int) -> bool:
+        return True
+
     def take_in(self, memories: Sequence[list[int]], chunk: PromptChunk) -> None:
         for memory, tokens, start in zip(memories, chunk.tokens.tolist(), chunk.starts.tolist(), strict=True):
             memory[:] = [*memory[:start], *tokens, *memory[start + len(tokens) :]][: len(memory)]
@@ -88,8 +91,8 @@ class FakeBackend:
         self._shape = shape
         return False
 
-    def expect(self, shape: Shape) -> None:
-        pass
+    def expect(self, shape: Shape) -> bool:
+        return False
 
     def fill(self, slot: int, memory: Sequence[int]) -> Iterator[None]:
         return iter(())

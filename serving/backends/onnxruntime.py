@@ -6,9 +6,8 @@ appending to it is in place. After a run only the small search tensors are carri
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from serving.backends.dialect import in_dialect
 from serving.backends.in_place import refuse_copies
 from serving.backends.padding import pad, score_feeds
 from serving.backends.plain_step import PLAIN, with_plain_branch
+from serving.backends.prompt_room import Prefix, PromptRoom, by_parts, touch_a_part
 from serving.backends.session import Pass, open_session
 from serving.backends.shortlist import Shortlist
 from serving.backends.shortlist_graph import WORDS, with_shortlist
@@ -54,10 +54,6 @@ _FIXED = (
     StateTensor(name="width", kind=StateKind.MEMORY, dtype="int64", shape=("B",)),
     StateTensor(name="independent", kind=StateKind.MEMORY, dtype="bool", shape=("B",)),
 )
-# Bytes that are copied, or asked of the operating system, between two steps: a few milliseconds.
-_PART = 8 << 20
-# Prompts have room for so many entries at first, and for twice as many when they need it: attention reads all of it.
-_PROMPT_ENTRIES = 256
 _FROM_HOST = ("forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows")
 
 
@@ -66,11 +62,16 @@ class _Memory:
     """Rows of one encoder run, or prompts that are taken in together; a request is one row of it, `length` source
     positions or cache entries long."""
 
-    tensors: dict[str, NDArray[Any]]
+    tensors: Mapping[str, NDArray[Any]]
     row: int
     length: int
     source: Source = ()  # what an encoder read
-    arenas: tuple[Arena, ...] = ()  # of prompts that are being taken in: what `tensors` views, with room to grow
+    room: PromptRoom | None = None  # of a prompt that is being taken in: where `tensors` come from, until it grows
+
+    @property
+    def entries(self) -> Mapping[str, NDArray[Any]]:
+        """The caches, where they are now."""
+        return self.tensors if self.room is None else self.room.tensors
 
 
 class OnnxRuntimeBackend:
@@ -136,20 +137,17 @@ class OnnxRuntimeBackend:
         self._binding = None
         return any(relaid)
 
-    def expect(self, shape: Shape) -> None:
-        left = _PART
-        for tensor in self._caches:
-            left -= self._arenas[tensor.name].touch(shape, left)
+    def expect(self, shape: Shape) -> bool:
+        return touch_a_part((self._arenas[tensor.name] for tensor in self._caches), shape) > 0
 
     def fill(self, slot: int, memory: _Memory) -> Iterator[None]:
-        copied = 0
-        for tensor in self._caches if self._prefill is not None else ():
-            entries = memory.tensors[tensor.name][memory.row, :, : memory.length]
-            self._arenas[tensor.name].view[slot, :, : memory.length] = entries
-            copied += entries.nbytes
-            if copied >= _PART:
-                yield
-                copied = 0
+        def copies() -> Iterator[int]:
+            for tensor in self._caches if self._prefill is not None else ():
+                entries = memory.entries[tensor.name][memory.row, :, : memory.length]
+                self._arenas[tensor.name].view[slot, :, : memory.length] = entries
+                yield entries.nbytes
+
+        return by_parts(copies())
 
     def place(self, slot: int, memory: _Memory, start: Start) -> None:
         for arena in self._arenas.values():
@@ -283,39 +281,36 @@ class OnnxRuntimeBackend:
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def prompts(self, lengths: Sequence[int], known: Sequence[_Memory | None]) -> list[_Memory]:
-        rows = len(lengths)
-        arenas = tuple(Arena(tensor, rows, Shape(rows, 1, max(lengths), 1)) for tensor in self._caches)
-        tensors: dict[str, NDArray[Any]] = {}
-        _lay_out(tensors, arenas, min(max(lengths), _PROMPT_ENTRIES), 0)
-        for row, prefix in enumerate(known):
-            if prefix is not None:
-                _make_room(tensors, arenas, prefix.length)
-                for name, values in tensors.items():
-                    values[row, :, : prefix.length] = prefix.tensors[name][prefix.row, :, : prefix.length]
-        return [_Memory(tensors, row, length, arenas=arenas) for row, length in enumerate(lengths)]
+        prefixes = [None if each is None else Prefix(each.entries, each.row, each.length) for each in known]
+        room = PromptRoom(self._caches, prefixes, max(lengths))
+        return [_Memory({}, row, length, room=room) for row, length in enumerate(lengths)]
+
+    def grow(self, memories: Sequence[_Memory], entries: int) -> bool:
+        room = memories[0].room
+        assert room is not None
+        return room.grow(entries)
 
     def take_in(self, memories: Sequence[_Memory], chunk: PromptChunk) -> None:
         assert self._prefill is not None
-        tensors, rows = memories[0].tensors, slice(memories[0].row, memories[-1].row + 1)
-        entries = _make_room(tensors, memories[0].arenas, int(chunk.starts.max()) + chunk.tokens.shape[1])
+        rows = slice(memories[0].row, memories[-1].row + 1)
+        caches = [memories[0].entries[tensor.name][rows] for tensor in self._caches]
         # A token sees all that was before it in its prompt, and itself.
         last = chunk.starts[:, None] + np.arange(chunk.tokens.shape[1])
-        visible = np.arange(entries)[None, None, :] <= last[:, :, None]
+        visible = np.arange(caches[0].shape[2])[None, None, :] <= last[:, :, None]
         binding = self._prefill.io_binding()
         small = {"tokens": chunk.tokens, "positions": chunk.starts, "write_index": chunk.starts, "visible": visible}
         for name, array in small.items():
             _bind_input(binding, name, array)
-        for tensor in self._caches:
-            _bind_input(binding, tensor.name, tensors[tensor.name][rows])
-            _bind_output(binding, tensor.output, tensors[tensor.name][rows])
+        for tensor, cache in zip(self._caches, caches, strict=True):
+            _bind_input(binding, tensor.name, cache)
+            _bind_output(binding, tensor.output, cache)
         self._prefill.run_with_iobinding(binding)
 
     def prefix(self, memory: _Memory, length: int) -> tuple[_Memory, int]:
-        values = memory.tensors
+        values = memory.entries
         if any(len(tensor) > 1 for tensor in values.values()):  # others were made with it, who need not stay
             values = {name: tensor[memory.row : memory.row + 1, :, :length].copy() for name, tensor in values.items()}
-            memory = _Memory(values, 0, length)
-        return replace(memory, length=length), sum(tensor.nbytes for tensor in values.values())
+        return _Memory(values, 0, length), sum(tensor.nbytes for tensor in values.values())
 
     def _bind(self) -> ort.IOBinding:
         """Binds every arena at the current shape, and fresh buffers for what a step returns."""
@@ -357,23 +352,6 @@ class OnnxRuntimeBackend:
             if not bound.view[0, :, 0].any():
                 raise ModelError(f"the step graph does not write {tensor.name} where it was bound")
         self.zero(0)
-
-
-def _make_room(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], needed: int) -> int:
-    """For so many entries of prompts that are taken in together; returns how many there is room for."""
-    entries = int(arenas[0].view.shape[2])
-    if needed > entries:
-        room = _PROMPT_ENTRIES << math.ceil(math.log2(max(1, needed / _PROMPT_ENTRIES)))
-        entries = max(needed, min(arenas[0].largest.cache, room))
-        _lay_out(tensors, arenas, entries, arenas[0].slots)
-    return entries
-
-
-def _lay_out(tensors: dict[str, NDArray[Any]], arenas: Sequence[Arena], entries: int, rows: int) -> None:
-    """What `rows` of them have is kept."""
-    for arena in arenas:
-        arena.resize(Shape(arena.slots, 1, entries, 1), rows)
-        tensors[arena.tensor.name] = arena.view
 
 
 def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:

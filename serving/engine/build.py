@@ -32,7 +32,7 @@ class EngineSettings:
     early_refusal: bool = True
     warm_up: bool = True
     prefix_cache_bytes: int = 0
-    prompt_slowdown: float = 2.3  # of those who decode, while prompts are taken in
+    prompt_slowdown: float = 2.0  # of those who decode, while prompts are taken in
     shortlist: bool = False
     choice: Choice = ON_CPU
     cuda_options: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's CUDA provider

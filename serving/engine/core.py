@@ -64,7 +64,7 @@ class Engine:
         max_queue: int,
         early_refusal: bool = True,
         prefix_cache_bytes: int = 0,
-        prompt_slowdown: float = 2.3,
+        prompt_slowdown: float = 2.0,
         run_ahead: bool = True,
         observe: Callable[[StepStats], None] = lambda stats: None,
         clock: Callable[[], float] = time.monotonic,
@@ -201,15 +201,13 @@ class Engine:
     def _admit(self) -> None:
         queued = self._scheduler.waiting
         began = self._clock()
-        ready = self._intake.advance(self._scheduler)
+        ready = self._intake.advance(self._scheduler, busy=self._made_room_for_prompts())
         now = self._clock()
         if queued or self._scheduler.preparing:
             self._counts.encode_seconds += now - began
         self._joining.keep(self._scheduler.is_preparing)
         self._joining.add(ready)
         if not self._joining.jobs:
-            if self._scheduler.preparing and self._scheduler.active:
-                self._room.expect(self._scheduler.active, self._scheduler.in_preparation())
             return
         if self._flights.under_way:  # what it writes has its place before others get theirs
             self._settle(*self._flights.collect())
@@ -221,6 +219,18 @@ class Engine:
             slot = self._scheduler.start(job)
             self._backend.place(slot, each.memory, job.start())
             self._counts.admitted += 1
+
+    def _made_room_for_prompts(self) -> bool:
+        """While others decode: whether that was to do between these two steps, instead of more of a prompt."""
+        active = self._scheduler.active
+        if not (active and self._scheduler.preparing):
+            return False
+        if not self._flights.under_way:
+            relayouts = self._counts.relayouts
+            self._make_room(len(active))
+            if self._counts.relayouts > relayouts:
+                return True
+        return self._room.expect(active, self._scheduler.in_preparation())
 
     def _could_not_prepare(self, job: Job, error: Exception) -> None:
         self._scheduler.give_up(job)

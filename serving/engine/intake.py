@@ -41,8 +41,9 @@ class PromptCounts:
 
 
 class Intake(Protocol):
-    def advance(self, scheduler: Scheduler[Job]) -> list[Ready]:
-        """What there is time for between two steps: takes newcomers out of the queue, and returns who is ready."""
+    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
+        """What there is time for between two steps: takes newcomers out of the queue, and returns who is ready.
+        `busy`: something else has taken time already."""
 
     def stepped(self, seconds: float) -> None:
         """How long a step took: what there is time for."""
@@ -56,7 +57,7 @@ class EncoderIntake:
         self._taken = taken
         self._fail = fail
 
-    def advance(self, scheduler: Scheduler[Job]) -> list[Ready]:
+    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
         newcomers = self._newcomers(scheduler)
         self._taken(newcomers)
         groups = groups_by_length(newcomers, ENCODE_TOKENS)

@@ -1,4 +1,5 @@
-"""Prompts, taken in by the chunk between decode steps, so that a long one never stalls the others.
+"""Prompts, taken in by the chunk between decode steps, so that a long one never stalls the others: whatever takes time
+(a chunk, room for more of it, a place in the batch) has a step before and after it.
 
 All tokens but a prompt's last go through the prefill graph, into memory of their own; the last one is the input of the
 request's first step. Prompts of similar length that come together are taken in together, a row each.
@@ -23,7 +24,7 @@ from serving.errors import ComputeError
 log = logging.getLogger(__name__)
 
 LARGEST_CHUNK = 512  # tokens, over all rows
-_SMALLEST_CHUNK = 2  # on a CPU eight tokens take three times as long as a step's one
+_SMALLEST_CHUNK = 4  # on a CPU they take as long as one: the weights are read once
 _GROUP_TOKENS = 1024
 _GROUP_ROWS = 16
 
@@ -57,6 +58,7 @@ class _Group:
     prompts: list[tuple[int, ...]]  # without their last tokens
     done: list[int]  # how much of each is taken in
     memories: list[Any]
+    chunks: int = 0  # that were taken in
 
     @property
     def remaining(self) -> int:
@@ -76,11 +78,12 @@ class _Group:
         """The first rows, and the others."""
         first, rest = slice(rows), slice(rows, None)
         return (
-            _Group(self.jobs[first], self.prompts[first], self.done[first], self.memories[first]),
-            _Group(self.jobs[rest], self.prompts[rest], self.done[rest], self.memories[rest]),
+            _Group(self.jobs[first], self.prompts[first], self.done[first], self.memories[first], self.chunks),
+            _Group(self.jobs[rest], self.prompts[rest], self.done[rest], self.memories[rest], self.chunks),
         )
 
     def took(self, length: int) -> None:
+        self.chunks += 1
         self.done = [min(len(prompt), done + length) for prompt, done in zip(self.prompts, self.done, strict=True)]
 
 
@@ -93,30 +96,41 @@ class PromptIntake:
         self._fail = fail
         self._clock = clock
         self._groups: list[_Group] = []
+        self._complete: list[Ready] = []
         self._cache = cache
         self._pace = pace
         self._tokens = 0
         self._cached_tokens = 0
 
-    def advance(self, scheduler: Scheduler[Job]) -> list[Ready]:
+    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
         newcomers = scheduler.next_in_line()
         self._taken(newcomers)
-        ready = self._begin(newcomers)
+        joining, self._complete = self._complete, []
+        ready = self._begin(newcomers) + joining
         self._groups = [group for group in self._groups if any(map(scheduler.is_preparing, group.jobs))]
-        if self._groups:
-            group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
-            budget = self._pace.tokens(others_wait=bool(scheduler.active))
-            rows = max(1, budget // _SMALLEST_CHUNK)
-            if len(group.jobs) > rows:  # all of them at once would take too long
-                group, rest = group.split(rows)
-                self._groups.append(rest)
-            if not self._take_in(group, budget):
-                pass
-            elif group.remaining:
-                self._groups.append(group)
-            else:
-                ready += self._complete(group)
+        others_wait = bool(scheduler.active)
+        if self._groups and not (others_wait and (busy or joining)):
+            ready += self._take_turn(others_wait)
         return [each for each in ready if scheduler.is_preparing(each.job)]
+
+    def _take_turn(self, others_wait: bool) -> list[Ready]:
+        """A chunk of the first group, and who is ready now."""
+        group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
+        budget = self._pace.tokens(others_wait)
+        rows = max(1, budget // _SMALLEST_CHUNK)
+        if len(group.jobs) > rows:  # all of them at once would take too long
+            group, rest = group.split(rows)
+            self._groups.append(rest)
+        if not self._take_in(group, budget, others_wait):
+            return []
+        if group.remaining:
+            self._groups.append(group)
+            return []
+        ready = self._completed(group)
+        if group.chunks == 1 or not others_wait:
+            return ready
+        self._complete = ready  # a place for a long one takes time, too
+        return []
 
     def stepped(self, seconds: float) -> None:
         self._pace.stepped(seconds)
@@ -152,12 +166,18 @@ class PromptIntake:
         memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
         return _Group(jobs, prompts, [job.cached_tokens for job in jobs], memories)
 
-    def _take_in(self, group: _Group, budget: int) -> bool:
+    def _take_in(self, group: _Group, budget: int, others_wait: bool) -> bool:
+        """Whether there are some of its tokens less to take in."""
         rows = len(group.jobs)
         length = min(group.remaining, max(_SMALLEST_CHUNK, budget // rows))
-        began = self._clock()
+        chunk = group.chunk(length)
         try:
-            self._backend.take_in(group.memories, group.chunk(length))
+            while not self._backend.grow(group.memories, int(chunk.starts.max()) + length):
+                if others_wait:
+                    self._groups.insert(0, group)
+                    return False
+            began = self._clock()
+            self._backend.take_in(group.memories, chunk)
         except Exception:
             log.exception("taking in a chunk of %d prompts failed", rows)
             self._isolate(group)
@@ -174,7 +194,7 @@ class PromptIntake:
             job.cached_tokens = 0
             self._groups.append(self._open([(job, None)]))
 
-    def _complete(self, group: _Group) -> list[Ready]:
+    def _completed(self, group: _Group) -> list[Ready]:
         for prompt, memory in zip(group.prompts, group.memories, strict=True):
             if self._cache.wants(prompt):
                 self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)))

@@ -43,13 +43,14 @@ class Room:
         self.shape = shape
         return Copies(int(relaid), compactions)
 
-    def expect(self, active: Sequence[Job], coming: Sequence[Job]) -> None:
-        """Tells the device of prompts that will have their slots in a while."""
+    def expect(self, active: Sequence[Job], coming: Sequence[Job]) -> bool:
+        """Tells the device of prompts that will have their slots in a while; whether it had to do anything."""
         jobs = [*active, *coming]
         beams = max(job.search.width for job in jobs)
         cache = self._plan.cache_bucket(min(_needed(jobs, beams) + _STEPS_AHEAD * beams, self._plan.largest.cache))
-        if cache > self.shape.cache:
-            self._backend.expect(Shape(len(jobs), beams, cache, self._source_length(jobs)))
+        if cache <= self.shape.cache:
+            return False
+        return self._backend.expect(Shape(len(jobs), beams, cache, self._source_length(jobs)))
 
     def _cache_length(self, needed: int, beams: int, compacted: bool) -> int:
         current = self.shape.cache

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from serving.backends import onnxruntime
+from serving.backends import prompt_room
 from serving.backends.base import PromptChunk
 from serving.engine import prompts
 from serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
@@ -140,7 +140,7 @@ def test_a_long_prompt_is_placed_by_the_part_while_others_run(
     """Meanwhile the others get their tokens, some of them leave, and caches are laid out anew."""
     late = prompt(300)
     expected = Harness(tiny_lm).answer(late, BEAM)
-    monkeypatch.setattr(onnxruntime, "_PART", 1)  # each of the four tensors is a part
+    monkeypatch.setattr(prompt_room, "_PART", 1)  # each of the four tensors is a part
     harness = Harness(tiny_lm, slots=5)
     lengths = range(3, 40)
     waiting = [(prompt(3, seed), replace(ENDLESS, max_length=n, min_length=n)) for seed, n in enumerate(lengths)]
@@ -164,7 +164,7 @@ def test_a_long_prompt_is_placed_by_the_part_while_others_run(
 def test_a_prompt_that_is_cancelled_on_the_way_leaves_nothing(
     tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxruntime, "_PART", 1)
+    monkeypatch.setattr(prompt_room, "_PART", 1)
     harness = Harness(tiny_lm)
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=200, min_length=200))
     harness.engine.step()
@@ -179,8 +179,40 @@ def test_a_prompt_that_is_cancelled_on_the_way_leaves_nothing(
     harness.result(running)
 
 
+@pytest.mark.one_backend("a GPU's memory is there from the beginning")
+@pytest.mark.parametrize("known", [0, 40, 100, 250])
+def test_room_for_a_prompt_is_made_by_the_part_while_others_run(
+    tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    """Three times, or once for all that is known of it; one of those who came with it goes away meanwhile."""
+    late = prompt(300)
+    expected = Harness(tiny_lm).answer(late, BEAM)
+    monkeypatch.setattr(prompt_room, "_PART", 1)
+    monkeypatch.setattr(prompt_room, "_FIRST_ENTRIES", 64)
+    harness = Harness(tiny_lm, prefix_cache=10 << 20)
+    if known:
+        harness.answer(late[:known], GREEDY)
+    running = harness.submit(prompt(4), replace(ENDLESS, max_length=400, min_length=400))
+    harness.engine.step()
+    grow, parts = harness.backend.grow, list[bool]()
+
+    def counted(memories: list[object], entries: int) -> bool:
+        parts.append(grow(memories, entries))  # type: ignore[arg-type]
+        return parts[-1]
+
+    harness.backend.grow = counted  # type: ignore[method-assign,assignment]
+    number, leaving = harness.submit(late, BEAM), harness.submit((7, *prompt(299)), BEAM)
+    while parts.count(False) < 3:
+        harness.engine.step()
+    harness.engine.cancel(leaving)
+    harness.finish()
+    assert same(harness.result(number), expected)
+    assert harness.result(number).cached_tokens == max(0, known - 1)
+    assert len(harness.result(running).hypotheses[0].tokens) == 399
+
+
 def test_prompts_that_came_together_go_apart_while_others_wait(tiny_lm: TinyModel) -> None:
-    """Sixteen rows of even two tokens would be a long pause."""
+    """Sixteen rows of even four tokens would be a long pause."""
     crowd = [prompt(60 + length, seed=2) for length in range(6)]
     expected = [Harness(tiny_lm).answer(source, GREEDY) for source in crowd]
     harness = Harness(tiny_lm)
@@ -196,6 +228,6 @@ def test_prompts_that_came_together_go_apart_while_others_wait(tiny_lm: TinyMode
     harness.backend.take_in = counted  # type: ignore[method-assign,assignment]
     numbers = [harness.submit(source, GREEDY) for source in crowd]
     harness.finish()
-    assert set(sizes) == {(1, 2), (1, 1)}
+    assert max(sizes) == (1, 4)
     for number, result in zip(numbers, expected, strict=True):
         assert same(harness.result(number), result)
