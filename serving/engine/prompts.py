@@ -121,7 +121,8 @@ class PromptIntake:
         if len(group.jobs) > rows:  # all of them at once would take too long
             group, rest = group.split(rows)
             self._groups.append(rest)
-        if not self._take_in(group, budget, others_wait):
+        # All of it may be in already, where the longer ones of a group have just been split off.
+        if group.remaining and not self._take_in(group, budget, others_wait):
             return []
         if group.remaining:
             self._groups.append(group)

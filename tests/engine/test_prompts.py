@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -231,3 +232,18 @@ def test_prompts_that_came_together_go_apart_while_others_wait(tiny_lm: TinyMode
     assert max(sizes) == (1, 4)
     for number, result in zip(numbers, expected, strict=True):
         assert same(harness.result(number), result)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_of_different_lengths_survive_any_pace(
+    tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """They are split however it comes, also where the shorter ones are through already."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(prompts.Pace, "tokens", lambda self, others_wait: chance.randint(1, 60))
+    crowd = [prompt(chance.randint(1, 60), seed=number) for number in range(16)]
+    harness = Harness(tiny_lm, slots=16)
+    numbers = [harness.submit(source, GREEDY) for source in crowd]
+    harness.finish()
+    for number, source in zip(numbers, crowd, strict=True):
+        assert same(harness.result(number), Harness(tiny_lm).answer(source, GREEDY))
