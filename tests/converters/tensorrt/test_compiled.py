@@ -12,9 +12,9 @@ from serving.repository import newest, scan
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
 from tests.support.marian_shape import MarianShape
+from tests.support.processes import ROOT, run_beamline
 
-REPOSITORY = Path(__file__).parents[3] / "model_repo"
-SHIPPED = scan(REPOSITORY).models
+SHIPPED = scan(ROOT / "model_repo").models
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -36,9 +36,12 @@ def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_shipped_model_compiles_in_few_bits(name: str, precision: str, tmp_path: Path) -> None:
+def test_shipped_checkpoint_compiles_in_few_bits(name: str, precision: str, tmp_path: Path) -> None:
     """From the portable form, weights behind DequantizeLinear: plans are smaller than those of full precision."""
-    folder = newest(SHIPPED[name]).folder
+    checkpoint = ROOT / "examples" / "translation" / "checkpoints" / name
+    converted = run_beamline("convert", str(checkpoint), "--name", name, "--repo", str(tmp_path / "float32"))
+    assert converted.returncode == 0, converted.stderr
+    folder = tmp_path / "float32" / name / "1"
     full, small = compile_version(folder), compile_lowered(folder, tmp_path / precision, precision)
     assert set(small) == set(full)
     for graph, (plan,) in small.items():
