@@ -233,7 +233,7 @@ async def test_a_reader_that_leaves_frees_its_slot(how: str) -> None:
 async def test_a_reader_that_stops_reading_frees_its_slot_and_holds_up_nobody() -> None:
     """The slow one's messages are large, so the connection is full after some of them; then tokens pile up here, to the
     limit. Others, before and after, are served meanwhile."""
-    engine = GatedEngine(slots=2)
+    engine = GatedEngine(slots=2, gate=True)  # so that the first token is read before too many wait
     narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
     async with (
         serving(engine, max_unread_tokens=50) as server,
@@ -241,7 +241,9 @@ async def test_a_reader_that_stops_reading_frees_its_slot_and_holds_up_nobody() 
         connected(server) as quick,
     ):
         stuck = slow.Generate(by_ids(2000 * "x", top_log_probs=20))
+        engine.permit(3)
         await stuck.read()
+        engine.open()
         answers = await asyncio.gather(*(quick.GenerateOnce(by_ids(f"quick {i}")) for i in range(6)))
         assert [answer.generations[0].text for answer in answers] == [f"quick {i}" for i in range(6)]
         await engine.until(lambda stats: stats[-1].remaining == 0)
