@@ -66,7 +66,7 @@ class _Memory:
     row: int
     length: int
     source: Source = ()  # what an encoder read
-    room: PromptRoom | None = None  # of a prompt that is being taken in: where `tensors` come from, until it grows
+    room: PromptRoom | None = None  # of a prompt that is being taken in: has its caches instead
 
     @property
     def entries(self) -> Mapping[str, NDArray[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -16,9 +15,9 @@ from serving.manifest import read_manifest
 from serving.repository import newest, scan, verify
 from serving.tokenizer import TextTokenizer
 from tests.support.engines import decode, results
-from tests.support.processes import serving
+from tests.support.processes import ROOT, serving
 
-REPOSITORY = Path(__file__).parents[2] / "model_repo"
+REPOSITORY = ROOT / "model_repo"
 MODELS = sorted(scan(REPOSITORY).models)
 LONG = (
     "When you open a document that was written with an older version of the program, the assistant first asks whether "
