@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from converters.calibration import calibrate, calibration_cases
 from converters.checkpoint import every_reason
 from converters.conversion import Conversion, Draft, TextSide, versions
 from converters.export import ExportedFiles, export_graphs
@@ -95,6 +96,9 @@ class Converter(Conversion[Loaded, Tolerance, Manifest, Certificate]):
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
             manifest, check = lower(folder, manifest, draft.precision)
             certificate = replace(certificate, lowered=check)
+        if draft.typical:
+            manifest, calibration = calibrate(folder, manifest, calibration_cases(folder, manifest, draft.typical))
+            certificate = replace(certificate, calibration=calibration)
         return manifest, certificate
 
     def _save_tokenizers(self, loaded: Loaded, folder: Path) -> Tokenizers:

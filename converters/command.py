@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
+from serving.errors import ConversionError
 from serving.manifest import PRECISIONS
 
 HELP = "convert a PyTorch checkpoint into a model repository"
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="int8: a quarter of the size, twice as fast on a CPU; int4: smaller still, for few requests at once; "
         "float16, bfloat16: for GPUs (default: float32)",
     )
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="with int8: a line of typical text each, by which activations get fixed scales; a tenth faster",
+    )
     parser.add_argument("--target", choices=("onnx", "tensorrt"), default="onnx", help="tensorrt: build plans, too")
     add_build_arguments(parser.add_argument_group("with --target tensorrt"))
     own = parser.add_argument_group(
@@ -44,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
     from converters.recognise import OwnFiles, any_converter_for
 
+    typical = [] if arguments.calibrate is None else _lines(arguments.calibrate)
     if arguments.target == "tensorrt":
         what_to_build(arguments)  # refused now, not after the conversion
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
@@ -59,7 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
         own = OwnFiles(arguments.weights, arguments.tokenizer, arguments.target_tokenizer)
         converter = any_converter_for(arguments.source, arguments.config, own)
         manifest, certificate = converter.convert(
-            arguments.name, arguments.repo, arguments.version, advance=advance, precision=arguments.precision
+            arguments.name,
+            arguments.repo,
+            arguments.version,
+            advance=advance,
+            precision=arguments.precision,
+            typical=typical,
         )
     size = manifest.weights.bytes / 2**20
     print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")
@@ -67,3 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.target == "tensorrt":
         return build_folder(arguments.repo / manifest.name / str(manifest.version), arguments)
     return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"--calibrate {path} can't be read as text: {error}") from error
+    if not any(map(str.strip, lines)):
+        raise ConversionError(f"--calibrate {path} has no text: it needs a line of typical input each")
+    return lines

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,7 @@ class Draft:
     folder: Path
     precision: Precision
     advance: Callable[[str], None]  # says which of `STEPS` begins
+    typical: Sequence[str] = ()  # lines of text, by which 8-bit activations get fixed scales
 
 
 class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, CertificateType]):
@@ -88,14 +89,19 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         tolerance: ToleranceType | None = None,
         advance: Callable[[str], None] = lambda step: None,
         precision: Precision = "float32",
+        typical: Sequence[str] = (),
     ) -> tuple[ManifestType, CertificateType]:
-        """Writes repository/name/version, and says what the comparison with PyTorch found."""
+        """Writes repository/name/version, and says what the comparison with PyTorch found. `typical`: text by which the
+        activations of an int8 model get fixed scales."""
+        if typical and precision != "int8":
+            raise ConversionError(f"there is nothing to calibrate in {precision}: that is for --precision int8")
         advance("load")
         loaded = self.load()
         advance("check")
         version = _free_version(name, repository, version)
         with _staging(repository / name, version) as folder:
-            manifest, certificate = self.make(loaded, Draft(name, version, folder, precision, advance), tolerance)
+            draft = Draft(name, version, folder, precision, advance, typical)
+            manifest, certificate = self.make(loaded, draft, tolerance)
             advance("save")
             _write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
             _write_text(folder / MANIFEST_FILE, manifest.to_json())

@@ -25,6 +25,7 @@ from serving.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from converters.base import Loaded
+    from converters.calibration import Calibration
     from converters.lowering_check import PrecisionCheck
 
 TIE = 1e-4  # two candidates whose scores differ by less may be taken in either order
@@ -52,6 +53,7 @@ class Certificate(ParityCertificate):
     tolerance: Tolerance
     created_with: dict[str, str]
     lowered: PrecisionCheck | None = None  # where the verified graphs were then brought to another precision
+    calibration: Calibration | None = None  # where activations got fixed scales
 
     def rows(self) -> list[Row]:
         rows = [
@@ -73,6 +75,8 @@ class Certificate(ParityCertificate):
         ]
         if self.lowered is not None:
             rows += self.lowered.rows()
+        if self.calibration is not None:
+            rows += self.calibration.rows()
         return rows
 
     def problems(self) -> list[str]:

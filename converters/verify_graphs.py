@@ -3,7 +3,7 @@ what the last one returned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class GraphRunner:
         self.prefill = session(graphs.prefill.file) if graphs.prefill else None
         self.step = session(graphs.step.file)
         self.score = session(graphs.score.file)
+        self.watch: Callable[[str, Feeds, Feeds], None] | None = None  # sees a graph's inputs and outputs
 
     def token_log_probs(
         self, cases: Sequence[Case], targets: NDArray[np.int64], labels: NDArray[np.int64]
@@ -57,7 +58,7 @@ class GraphRunner:
         feeds: Feeds = {"target": targets, "labels": labels}
         if self.encoder is not None:
             feeds["source"], feeds["source_mask"] = self._padded([case.source for case in cases])
-        return _run(self.score, feeds)["token_log_probs"]
+        return self._run("score", feeds)["token_log_probs"]
 
     def beams(self, cases: Sequence[Case], width: int, steps: int) -> list[Beams]:
         """What lives after so many steps from the prompts' ends; the prompts may have different lengths."""
@@ -75,7 +76,7 @@ class GraphRunner:
             places = feeds["positions"]
             rest = [case.prompt[place + 1 : place + 2] for case, place in zip(cases, places, strict=True)]
             feeds["forced"] = np.array([word[0] if word else -1 for word in rest])
-            outputs = _run(self.step, feeds)
+            outputs = self._run("step", feeds)
             feeds |= {name: outputs[f"next_{name}"] for name in carried}
             for row, case in enumerate(cases):
                 if rest[row]:
@@ -111,7 +112,7 @@ class GraphRunner:
         encoded: Feeds = {}
         if self.encoder is not None:
             ids, mask = self._padded([case.source for case in cases])
-            encoded = _run(self.encoder, {"source": ids, "source_mask": mask})
+            encoded = self._run("encoder", {"source": ids, "source_mask": mask})
             axes["S"] = ids.shape[1]
             feeds["source_mask"] = mask
         for tensor in self.manifest.state:
@@ -137,8 +138,8 @@ class GraphRunner:
             own = written[:, None] + np.arange(tokens.shape[1])  # [B, Q]
             places = np.arange(entries)
             visible = np.where(real[:, :, None], places <= own[:, :, None], places == own[:, :, None])
-            outputs = _run(
-                self.prefill,
+            outputs = self._run(
+                "prefill",
                 {
                     "tokens": tokens,
                     "positions": written,
@@ -152,6 +153,16 @@ class GraphRunner:
         feeds["ancestry"] = feeds["ancestry"] | (np.arange(entries) < lengths[:, None, None])
         feeds["tokens"][:] = [[case.prompt[-1]] for case in cases]
 
+    def _run(self, graph: str, feeds: Feeds) -> Feeds:
+        session: ort.InferenceSession = getattr(self, graph)
+        names = [output.name for output in session.get_outputs()]
+        wanted = {argument.name for argument in session.get_inputs()}
+        values = session.run(names, {name: value for name, value in feeds.items() if name in wanted})
+        outputs = dict(zip(names, values, strict=True))
+        if self.watch is not None:
+            self.watch(graph, feeds, outputs)
+        return outputs
+
     def _padded(self, rows: Sequence[Sequence[int] | Source]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         longest = max(map(len, rows))
         arrays = [np.asarray(row) for row in rows]
@@ -160,10 +171,3 @@ class GraphRunner:
         ids = np.stack([np.pad(row, end, constant_values=fill) for row, end in zip(arrays, ends, strict=True)])
         ids = ids if ids.ndim == 3 else ids.astype(np.int64)  # a row of nothing is of floats
         return ids, np.array([[index < len(row) for index in range(longest)] for row in rows])
-
-
-def _run(session: ort.InferenceSession, feeds: Feeds) -> Feeds:
-    names = [output.name for output in session.get_outputs()]
-    wanted = {argument.name for argument in session.get_inputs()}
-    values = session.run(names, {name: value for name, value in feeds.items() if name in wanted})
-    return dict(zip(names, values, strict=True))

@@ -19,6 +19,8 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 # In the metadata of a graph with 8-bit weights: what two neighbouring weights of a channel add up to at most.
 LARGEST_PAIR = "beamline.largest_pair"
+# In the same metadata, as JSON: by an activation's name, the scale and the zero by which 8 bits hold it, on any text.
+FIXED_SCALES = "beamline.fixed_scales"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Id = Annotated[int, Field(ge=0)]

@@ -2,8 +2,8 @@
 
     python -m examples.translation.ship en-de --run OUT --data DATA
 
-DATA holds test.SOURCE and test.TARGET. The repository's model folder must have a card, README.md, with the marks of
-card.py. The older versions of the model are removed.
+DATA holds test.SOURCE, test.TARGET and valid.SOURCE. The repository's model folder must have a card, README.md, with
+the marks of card.py. The older versions of the model are removed.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ def prepare(run: Path, settings: Settings, folder: Path) -> Path:
     return folder
 
 
-def convert(checkpoint: Path, name: str, version: int, work: Path) -> dict[str, Path]:
-    """A repository for each precision."""
+def convert(checkpoint: Path, name: str, version: int, typical: Path, work: Path) -> dict[str, Path]:
+    """A repository for each precision. `typical`: text by which 8-bit activations get their scales."""
     repositories = {}
     for label, precision in PRECISIONS.items():
         repositories[label] = work / precision
         where = ("--name", name, "--version", str(version), "--repo", repositories[label])
-        print(beamline("convert", checkpoint, *where, "--precision", precision), end="", flush=True)
+        how = ("--precision", precision, *(("--calibrate", typical) if precision == "int8" else ()))
+        print(beamline("convert", checkpoint, *where, *how), end="", flush=True)
     return repositories
 
 
@@ -110,7 +111,7 @@ def ship(name: str, run: Path, data: Path, repository: Path, settings: Settings,
     with tempfile.TemporaryDirectory(prefix="ship-") as folder:
         work = Path(folder)
         checkpoint = prepare(run, settings, work / "checkpoint")
-        repositories = convert(checkpoint, name, version, work)
+        repositories = convert(checkpoint, name, version, data / f"valid.{settings.source}", work)
         measured = measure(repositories, *test) | {PYTORCH: measure_pytorch(checkpoint, *test)}
         served = chosen(measured)
         made = repositories[served] / name / str(version)
@@ -134,7 +135,7 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="examples.translation.ship", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="the model's, which has NAME.json beside this file")
     parser.add_argument("--run", type=Path, required=True, metavar="OUT", help="what train.py wrote")
-    parser.add_argument("--data", type=Path, required=True, metavar="DATA", help="holds the test set")
+    parser.add_argument("--data", type=Path, required=True, metavar="DATA", help="holds test and valid")
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), metavar="DIR", help="(%(default)s)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, if not NAME.json")
     parser.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints", metavar="DIR")

@@ -11,7 +11,7 @@ from pathlib import Path
 from serving.repository import newest, scan
 from tests.benchmarks import shape, shortlists
 from tests.benchmarks.environments import python_of
-from tests.benchmarks.live_tree import english_sentences, print_live_tree
+from tests.benchmarks.live_tree import print_live_tree
 from tests.benchmarks.made import ROOT
 from tests.benchmarks.measure import (
     BEAMLINE,
@@ -25,6 +25,7 @@ from tests.benchmarks.measure import (
     TRANSFORMERS,
     measure,
 )
+from tests.benchmarks.prose import english_sentences
 from tests.benchmarks.report import print_report
 from tests.benchmarks.roofline import print_roofline
 from tests.benchmarks.workers import Worker

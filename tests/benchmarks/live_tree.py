@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import numpy as np
 
@@ -20,19 +19,6 @@ from tests.benchmarks.report import print_table
 
 _SLOTS = 16
 _BEAMS = (4, 8)
-
-
-def english_sentences(count: int) -> list[str]:
-    """From Python's own documentation: prose, not tables and code."""
-    paragraphs = (part for name in sorted(topics) for part in topics[name].split("\n\n"))
-    plain = (" ".join(part.split()) for part in paragraphs if not part.startswith((" ", "*", "-", "+", "|")))
-    found = [
-        sentence + "."
-        for paragraph in plain
-        for sentence in paragraph.rstrip(".").split(". ")
-        if sentence[:1].isupper() and 5 <= len(sentence.split()) <= 40
-    ]
-    return found[:: max(1, len(found) // count)][:count]
 
 
 def print_live_tree(folder: Path, lines: Sequence[str], threads: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from loadtest.report.document import Report, Stage, read
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
-from tests.benchmarks.live_tree import english_sentences
+from tests.benchmarks.prose import english_sentences
 from tests.benchmarks.report import print_table
 from tests.support.processes import ROOT, beamline, environment, serving
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
+from converters.calibration import calibrate
 from converters.export import export_graphs
 from converters.families.generation import decoding_defaults
 from converters.families.marian import map_weights, transformer_config
@@ -20,8 +21,10 @@ from converters.families.reference import limits_of, vocabulary_of
 from converters.modules.graphs import SearchConstants
 from converters.modules.transformer import Transformer
 from converters.modules.transformer_graphs import TransformerSteps
+from converters.verify_graphs import Case
 from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
 from tests.benchmarks.made import ROOT, converters, hash_of, once
+from tests.benchmarks.prose import english_sentences
 from tests.support.few_bits import write_few_bits
 from tests.support.marian_shape import NO_FILE
 from tests.support.processes import run_beamline
@@ -50,11 +53,15 @@ def for_beamline(cache: Path) -> Path:
 
 
 def for_beamline_in_int8(cache: Path) -> Path:
-    """The same with 8-bit weights."""
+    """The same with 8-bit weights, calibrated by other sentences than those that are measured."""
     exported = for_beamline(cache)
 
     def quantise(folder: Path) -> None:
-        write_few_bits(exported, folder, "int8")
+        manifest = write_few_bits(exported, folder, "int8")
+        start = (manifest.vocabulary.start_id,)
+        typical = [Case(tuple(sentence), start) for sentence in sentences(32, seed=1)]
+        manifest, _ = calibrate(folder, manifest, typical)
+        (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
 
     return once(cache / f"beamline_int8-{_hash_of_converters()}", quantise)
 
@@ -96,8 +103,12 @@ def converted(cache: Path, checkpoint: Path, precision: str) -> Path:
     """A repository with one version of a checkpoint, by the real command."""
 
     def convert(folder: Path) -> None:
-        where = ("--name", "en-de", "--repo", str(folder), "--precision", precision)
-        found = run_beamline("convert", str(checkpoint), *where)
+        arguments = ["--name", "en-de", "--repo", str(folder), "--precision", precision]
+        if precision == "int8":
+            typical = folder / "typical.txt"
+            typical.write_text("\n".join(english_sentences(100)) + "\n", encoding="utf-8")
+            arguments += ["--calibrate", str(typical)]
+        found = run_beamline("convert", str(checkpoint), *arguments)
         if found.returncode:
             raise SystemExit(found.stderr)
 

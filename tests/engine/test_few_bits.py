@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,23 +10,30 @@ import onnx
 import pytest
 
 from serving.backends.int8_dialect import row_levels
-from serving.engine.request import Result
+from serving.engine.request import DecodingOptions, Result
 from serving.errors import ComputeError
 from serving.manifest import LARGEST_PAIR, StateKind
 from tests.engine.test_engine import LONG, assert_same, crowd
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
-from tests.support.few_bits import in_few_bits
+from tests.support.few_bits import calibrated, in_few_bits
 from tests.support.harness import Harness
 from tests.support.marian_shape import MarianShape
 from tests.support.ties import TIE
 
+MADE: dict[str, Callable[[MarianShape, Path], MarianShape]] = {
+    "int8": lambda model, folder: in_few_bits(model, folder, "int8"),
+    "calibrated": calibrated,
+    "int4": lambda model, folder: in_few_bits(model, folder, "int4"),
+}
 
-@pytest.fixture(scope="module", params=["int8", pytest.param("int4", marks=pytest.mark.full)])
+
+@pytest.fixture(scope="module", params=["int8", "calibrated", pytest.param("int4", marks=pytest.mark.full)])
 def model(
     plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> MarianShape:
-    return in_few_bits(plain_model, tmp_path_factory.mktemp(request.param), request.param)
+    folder = tmp_path_factory.mktemp(request.param)
+    return MADE[request.param](plain_model, folder)
 
 
 def test_every_graph_says_that_rows_may_have_eight_bits(model: MarianShape) -> None:
@@ -78,6 +86,20 @@ def test_it_says_nearly_what_full_precision_says(model: MarianShape, plain_model
     assert 0 < np.mean(differences) < {"int8": 0.1, "int4": 0.5}[model.manifest.precision]
 
 
+def test_its_steps_say_nearly_what_full_precision_says(model: MarianShape, plain_model: MarianShape) -> None:
+    """One step from the start, where both have decided the same things so far."""
+    first = DecodingOptions(beam_size=4, num_hypotheses=1, max_length=1)
+    sources = [source for source, _ in crowd(16, seed=4)]
+    answers = [
+        results(decode(make_engine(each.folder, each.manifest), [(source, first) for source in sources]))
+        for each in (plain_model, model)
+    ]
+    pairs = [(a.hypotheses[0], b.hypotheses[0]) for a, b in zip(*answers, strict=True)]
+    differences = [abs(a.score - b.score) for a, b in pairs if a.tokens == b.tokens]
+    assert len(differences) > len(pairs) / 2
+    assert 0 < np.mean(differences) < 0.5
+
+
 @pytest.mark.parametrize("head", [0, 3])
 def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: int) -> None:
     """A maximum would step over it: the row's other heads are numbers."""
@@ -86,6 +108,19 @@ def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: in
     for _ in range(4):
         harness.engine.step()
     harness.backend._arenas["cache_value_0"].view[1, head, 0] = np.nan
+    harness.engine.step()
+    assert isinstance(harness.answers[numbers[1]], ComputeError)
+    harness.finish()
+    assert not any(isinstance(harness.answers[number], Exception) for number in (numbers[0], numbers[2]))
+
+
+def test_poison_in_a_source_fails_its_request_alone(model: MarianShape) -> None:
+    """It goes through the encoder's memory, which attention reads."""
+    harness = Harness(model, slots=3)
+    numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
+    for _ in range(4):
+        harness.engine.step()
+    harness.backend._arenas["cross_key_1"].view[1, :, 0] = np.nan
     harness.engine.step()
     assert isinstance(harness.answers[numbers[1]], ComputeError)
     harness.finish()

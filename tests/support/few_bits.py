@@ -6,7 +6,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from converters.calibration import calibrate
 from converters.lowering import lower
+from converters.verify_graphs import Case
 from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
 from tests.support.marian_shape import MarianShape
 
@@ -21,3 +25,16 @@ def write_few_bits(exported: Path, folder: Path, precision: str) -> Manifest:
 
 def in_few_bits(model: MarianShape, folder: Path, precision: str) -> MarianShape:
     return replace(model, folder=folder, manifest=write_few_bits(model.folder, folder, precision))
+
+
+def calibrated(model: MarianShape, folder: Path) -> MarianShape:
+    """In 8 bits, with fixed scales of activations."""
+    manifest = write_few_bits(model.folder, folder, "int8")
+    chance = np.random.default_rng(5)
+    start = (manifest.vocabulary.start_id,)
+    sources = [
+        tuple(chance.integers(2, manifest.vocabulary.source_size - 1, length).tolist()) for length in range(2, 34)
+    ]
+    manifest, _ = calibrate(folder, manifest, [Case(source, start) for source in sources])
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return replace(model, folder=folder, manifest=manifest)
