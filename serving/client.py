@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Semaphore
 from types import TracebackType
@@ -37,6 +38,7 @@ _RETRY_WHEN_FULL = json.dumps(
 )
 
 _WINDOWS_AHEAD = 8  # answers that are kept until their turn
+FILE_WINDOW, FILE_BLOCK = 64, 256  # of a file: what fills a server's slots, and can be sorted and still be seen to move
 
 Question = Callable[[str], pb.TranslateRequest]
 
@@ -91,10 +93,14 @@ def _read(path: Path) -> bytes:
 
 
 class Client:
-    def __init__(self, target: str, window: int = 32, credentials: Credentials | None = None) -> None:
-        """`window` is how many lines are with the server at once."""
+    def __init__(
+        self, target: str, window: int = 32, credentials: Credentials | None = None, *, block: int = 1
+    ) -> None:
+        """`window` is how many lines are with the server at once. Of each `block` of lines the longest is sent first:
+        neighbours of one length are the least work for a server, and short ones fill its slots at the end."""
         self._target = target
         self._window = window
+        self._block = block
         credentials = credentials or Credentials()
         self._tls = credentials.tls
         self._metadata = credentials.metadata()
@@ -133,15 +139,22 @@ class Client:
     def _in_order(self, method: Any, lines: Iterable[str], question: Callable[[str], Any]) -> Iterator[Any]:
         """While a long line is waited for, those behind it are sent, some windows ahead: the server stays busy."""
         free = Semaphore(self._window)
-        most = self._window if self._window == 1 else _WINDOWS_AHEAD * self._window
+        most = self._window if self._window == 1 else max(_WINDOWS_AHEAD * self._window, self._block)
         pending: deque[Any] = deque()
-        for line in lines:
-            call = None
-            if line.strip():
-                free.acquire()
-                call = method.future(question(line), metadata=self._metadata)
-                call.add_done_callback(lambda _: free.release())
-            pending.append(call)
+
+        def sent(line: str) -> Any:
+            free.acquire()
+            call = method.future(question(line), metadata=self._metadata)
+            call.add_done_callback(lambda _: free.release())
+            return call
+
+        rest = iter(lines)
+        while block := list(islice(rest, self._block)):
+            calls: list[Any] = [None] * len(block)
+            for index in sorted(range(len(block)), key=lambda index: -len(block[index])):
+                if block[index].strip():
+                    calls[index] = sent(block[index])
+            pending.extend(calls)
             while pending and (len(pending) >= most or pending[0] is None or pending[0].done()):
                 yield self._answer(pending.popleft())
         while pending:

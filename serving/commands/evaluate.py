@@ -16,13 +16,12 @@ from typing import Any
 from tqdm import tqdm
 
 from protos import beamline_pb2 as pb
-from serving.client import CallFailed, Client
+from serving.client import FILE_BLOCK, FILE_WINDOW, CallFailed, Client
 from serving.commands.connection import add_connection, credentials_of
 from serving.config import ServeConfig
 from serving.errors import BeamlineError
 
 HELP = "measure translation quality (BLEU, chrF) against references"
-_WINDOW = 64  # lines with the server at once: enough to keep its slots full
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +102,7 @@ def _translate(args: argparse.Namespace, target: str, sources: Sequence[str]) ->
 
     translations: list[str] = []
     refused = 0
-    with Client(target, _WINDOW, credentials_of(args)) as client:
+    with Client(target, FILE_WINDOW, credentials_of(args), block=FILE_BLOCK) as client:
         answers = client.translate(sources, question)
         bar = tqdm(answers, total=len(sources), unit=" lines", disable=not sys.stderr.isatty(), file=sys.stderr)
         for number, answer in enumerate(bar, 1):

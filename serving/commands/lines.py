@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from serving.client import Client
+from serving.client import FILE_BLOCK, FILE_WINDOW, Client
 from serving.commands.connection import add_connection, credentials_of
 from serving.errors import BeamlineError
 
@@ -22,7 +22,12 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
 def client_for(args: argparse.Namespace, stack: ExitStack) -> tuple[Client, bool]:
     """And whether somebody types: who does wants each answer before the next question."""
     typing = not args.text and args.file is None and sys.stdin.isatty()
-    return stack.enter_context(Client(args.target, 1 if typing else 32, credentials_of(args))), typing
+    credentials = credentials_of(args)
+    if args.file is not None:
+        client = Client(args.target, FILE_WINDOW, credentials, block=FILE_BLOCK)
+    else:  # in a pipe, somebody may wait for each answer
+        client = Client(args.target, 1 if typing else 32, credentials)
+    return stack.enter_context(client), typing
 
 
 def lines_of(args: argparse.Namespace, stack: ExitStack) -> Iterable[str]:

@@ -154,6 +154,27 @@ def test_the_client_keeps_its_window_full_while_a_line_takes_long() -> None:
     assert most[0] == 4
 
 
+def test_of_a_block_the_longest_line_is_sent_first_and_answers_come_in_order() -> None:
+    sent = list[str]()
+
+    class Method:
+        def future(self, request: pb.TranslateRequest, metadata: object) -> Future[pb.TranslateResponse]:
+            sent.append(request.inputs[0].text)
+            answer = pb.Translation(hypotheses=[pb.Hypothesis(text=sent[-1])])
+            done: Future[pb.TranslateResponse] = Future()
+            done.set_result(pb.TranslateResponse(translations=[answer]))
+            return done
+
+    lines = ["aa", "", "a", "aaaa", "bbb", "b", "bbbbb"]
+    with Client("127.0.0.1:1", window=4, block=4) as client:
+        client._stub.Translate = Method()
+        question = lambda line: pb.TranslateRequest(inputs=[pb.Input(text=line)])  # noqa: E731
+        answers = list(client.translate(lines, question))
+    assert sent == ["aaaa", "aa", "a", "bbbbb", "bbb", "b"]
+    texts = [answer.hypotheses[0].text if isinstance(answer, pb.Translation) else "" for answer in answers]
+    assert texts == lines
+
+
 async def test_a_line_that_is_refused_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").write_text(f"eins\n{'x' * 1000}\ndrei\n", encoding="utf-8")
     assert await ask(EngineDouble(), "--file", str(tmp_path / "in"), "--no-split") == 1
