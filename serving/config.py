@@ -39,7 +39,8 @@ class ServeConfig:
     max_message_bytes: int = 16 * MIB
     drain_seconds: float | None = None  # None: as long as it takes
     device: str = "auto"  # or cpu, cuda, tensorrt
-    threads: int = 0  # of the engine; 0: as many as there are cores
+    threads: int = 0  # of a model; 0: as many as there are cores
+    engines: int = 0  # of a model, which share its threads on the CPU; 0: as suits it
     max_slots: int = 32  # requests that are decoded at once
     max_queue: int = 1024  # requests that wait behind them
     early_refusal: bool = True  # of a request whose deadline would pass while it waits

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from serving.bridge import ModelEngine
 from serving.config import ServeConfig
 from serving.devices import choose, choose_for, look
-from serving.engine.build import EngineSettings, FakeSettings, fake_engine, load_everywhere, load_pooled
+from serving.engine.build import EngineSettings, FakeSettings, cores, fake_engine, load_everywhere, load_pooled
 from serving.engine.fleet import DeviceThreads
 from serving.engine.plan import Plan
 from serving.engine.pooled import PooledEngine
@@ -84,6 +84,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             log.info("%s %s", manifest.name, choice.describe())
         return EngineSettings(
             threads=config.threads,
+            engines=settings.engines or config.engines,
             slots=settings.slots or config.max_slots,
             max_queue=settings.queue or config.max_queue,
             early_refusal=config.early_refusal,
@@ -100,7 +101,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             folder, manifest, wanted(folder, manifest, settings), observe
         ),
         fake=lambda observe: fake_engine(fake, observe),
-        thread=lambda: DeviceThreads(max(1, len(machine.probe.devices))),
+        thread=lambda: DeviceThreads(max(len(machine.probe.devices), config.threads or cores())),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         pooled=lambda folder, manifest, settings, observe: load_pooled(
             folder, manifest, wanted(folder, manifest, settings), observe

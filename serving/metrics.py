@@ -123,7 +123,6 @@ class _StepObserver:
         self._prompt_tokens = metrics.prompt_tokens.labels(model)
         self._cached_prompt_tokens = metrics.cached_prompt_tokens.labels(model)
         self._prefix_cache_bytes = metrics.prefix_cache_bytes.labels(model)
-        self._slots = metrics.slots.labels(model)
         self._active_slots = metrics.active_slots.labels(model)
         self._queue_length = metrics.queue_length.labels(model)
         self._cache_length = metrics.cache_length.labels(model)
@@ -138,7 +137,6 @@ class _StepObserver:
         self._compactions = metrics.compactions.labels(model)
 
     def __call__(self, step: StepStats) -> None:
-        self._slots.set(step.slots)
         self._active_slots.set(step.remaining)
         self._queue_length.set(step.queued)
         self._cache_length.set(step.cache_length)

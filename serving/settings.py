@@ -3,6 +3,7 @@
 versions = "newest"      # or "all", or a list of numbers: only these
 slots = 16               # requests that are decoded at once
 queue = 256              # requests that wait behind them
+engines = 2              # that share the CPU's cores: more answers from a small model, slower ones from a large one
 device = "auto"          # or "cpu", "cuda", "tensorrt"
 prompt_slowdown = 8.0    # of running streams, at most, while prompts are taken in: more, and prompts are in sooner
 precision = "float32"    # refuse a version that is stored otherwise
@@ -42,6 +43,7 @@ class ModelSettings(BaseModel):
     versions: Versions | None = None  # None: as the command line says
     slots: Annotated[Number, Field(le=4096)] | None = None
     queue: Annotated[Number, Field(le=1_000_000)] | None = None
+    engines: Annotated[Number, Field(le=64)] | None = None  # on the CPU
     prompt_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, strict=True)] | None = None  # of a language model
     device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
@@ -102,7 +104,12 @@ def check(settings: ModelSettings, manifest: AnyManifest, path: Path) -> None:
     if not isinstance(manifest, PooledManifest):
         apply(settings, manifest, path)
         return
-    decoding = {"[defaults]": settings.defaults, "a shortlist": settings.shortlist, _SLOWDOWN: settings.prompt_slowdown}
+    decoding = {
+        "[defaults]": settings.defaults,
+        "a shortlist": settings.shortlist,
+        "engines": settings.engines,
+        _SLOWDOWN: settings.prompt_slowdown,
+    }
     if has := [name for name, value in decoding.items() if value]:
         raise ModelError(f"{path} has {' and '.join(has)}, but {manifest.name} decodes nothing")
 

@@ -44,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
     parser.add_argument("--device", choices=WISHES, default=config.device, help="what runs the models (%(default)s)")
-    parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of the engine (default: every core)")
+    parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of a model (default: every core)")
+    parser.add_argument(
+        "--engines",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="that share a model's threads on the CPU (default: several for a small model, one for a larger one)",
+    )
     parser.add_argument(
         "--max-slots",
         type=positive,
@@ -187,6 +194,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         drain_seconds=args.drain_seconds,
         device=args.device,
         threads=args.threads,
+        engines=args.engines,
         max_slots=args.max_slots,
         max_queue=args.max_queue,
         prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,

@@ -1,6 +1,7 @@
-"""One model on several devices: an engine on each, and every request goes to the least busy one.
+"""One model as several engines, on as many devices or sharing one CPU: every request goes to the least busy one.
 
-A device has one thread, which its engines share; an engine that is not a fleet belongs to the first device.
+A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine that is not a
+fleet belongs to the first.
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from serving.engine.core import Engine
 from serving.engine.request import Request
 from serving.engine.scoring import ScoringRequest
+from serving.engine.stats import StepStats
 from serving.engine.thread import EngineThread
 from serving.errors import Overloaded
 
 
 class Fleet:
-    """To the doors it is an engine. Its members are driven by a thread per device (`DeviceThreads`)."""
+    """To the doors it is an engine. Its members are driven by a thread each (`DeviceThreads`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
         first = self.engines[0]
-        self.manifest, self.plan = first.manifest, first.plan
+        self.manifest = first.manifest
+        self.plan = replace(first.plan, slots=sum(engine.plan.slots for engine in self.engines))
         self.reserved_bytes = sum(engine.reserved_bytes for engine in self.engines)
         self._lock = threading.Lock()
         self._turn = 0
@@ -55,6 +60,33 @@ class Fleet:
             self._turn = (self._turn + 1) % len(self.engines)
             rotated = [*self.engines[self._turn :], *self.engines[: self._turn]]
         return sorted(rotated, key=lambda engine: engine.load)
+
+
+class Together:
+    """What several engines say of their steps, as if they were one."""
+
+    def __init__(self, observe: Callable[[StepStats], None], count: int) -> None:
+        self._observe = observe
+        self._lock = threading.Lock()
+        self._last: list[StepStats | None] = [None] * count
+
+    def observers(self) -> list[Callable[[StepStats], None]]:
+        return [partial(self._stepped, index) for index in range(len(self._last))]
+
+    def _stepped(self, index: int, step: StepStats) -> None:
+        """What is so at this moment is added up; what happened in a step is that step's."""
+        with self._lock:
+            self._last[index] = step
+            all_of_them = [each for each in self._last if each is not None]
+        self._observe(
+            replace(
+                step,
+                remaining=sum(each.remaining for each in all_of_them),
+                queued=sum(each.queued for each in all_of_them),
+                live_entries=sum(each.live_entries for each in all_of_them),
+                prefix_cache_bytes=sum(each.prefix_cache_bytes for each in all_of_them),
+            )
+        )
 
 
 class DeviceThreads:

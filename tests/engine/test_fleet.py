@@ -1,15 +1,20 @@
-"""Several devices, each with an engine: requests go to the least busy one, and answers don't depend on it."""
+"""Several engines, on as many devices or sharing one CPU: requests go to the least busy one, and it makes no
+difference."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from serving.engine.build import EngineSettings, Observe, engines_for, load_everywhere
+from serving.engine.core import Engine
 from serving.engine.fleet import DeviceThreads, Fleet
 from serving.engine.request import DecodingOptions, Request, Result
-from serving.errors import Cancelled, Overloaded
+from serving.engine.stats import StepStats
+from serving.errors import Cancelled, ModelError, Overloaded
 from tests.support.engines import Answer, make_engine, results, served_by
 from tests.support.marian_shape import MAX_LENGTH, MarianShape
 
@@ -95,3 +100,63 @@ def test_every_device_has_a_thread(plain_model: MarianShape) -> None:
     threads.retire(served, gone.set)
     assert gone.wait(60)
     threads.stop()
+
+
+# -- sharing the CPU ---------------------------------------------------------------------------------------------------
+
+
+def loaded(model: MarianShape, observe: Observe = lambda step: None, **settings: Any) -> Engine | Fleet:
+    return load_everywhere(model.folder, model.manifest, EngineSettings(warm_up=False, **settings), observe)
+
+
+def test_engines_share_threads_slots_and_queue(plain_model: MarianShape) -> None:
+    served = loaded(plain_model, threads=4, engines=2, slots=5, max_queue=3)
+    assert isinstance(served, Fleet)
+    assert [engine.plan.slots for engine in served.engines] == [3, 3]
+    assert served.plan.slots == 6
+    assert [engine._backend._threads for engine in served.engines] == [2, 2]  # type: ignore[attr-defined]
+    for number in range(4):
+        submit(served, [5, 6, 7 + number], LONG)
+    with pytest.raises(Overloaded):
+        submit(served, [5, 6], LONG)
+    finish(served)
+
+
+def test_their_answers_are_those_of_one_engine(plain_model: MarianShape) -> None:
+    served, alone = loaded(plain_model, threads=2, engines=2), loaded(plain_model, threads=2, engines=1)
+    assert isinstance(served, Fleet)
+    assert isinstance(alone, Engine)
+    sources = [[5, 6, 7 + number] for number in range(8)]
+    found = [submit(served, source)[1] for source in sources]
+    expected = [submit(Fleet([alone]), source)[1] for source in sources]
+    finish(served)
+    finish(Fleet([alone]))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert results(mine)[0].hypotheses[0].tokens == results(theirs)[0].hypotheses[0].tokens
+
+
+def test_no_engine_without_a_thread(plain_model: MarianShape) -> None:
+    with pytest.raises(ModelError, match="to have 3 engines, but there are 2 threads"):
+        loaded(plain_model, threads=2, engines=3)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "threads", "engines"), [(8, 1, 1), (8, 2, 2), (8, 3, 3), (8, 64, 4), (13, 2, 1), (500, 64, 1)]
+)
+def test_only_small_models_have_several(plain_model: MarianShape, megabytes: int, threads: int, engines: int) -> None:
+    weights = plain_model.manifest.weights.model_copy(update={"bytes": megabytes * 2**20})
+    assert engines_for(plain_model.manifest.model_copy(update={"weights": weights}), threads) == engines
+
+
+def test_what_they_say_is_added_up(plain_model: MarianShape) -> None:
+    steps: list[StepStats] = []
+    served = loaded(plain_model, steps.append, threads=2, engines=2, slots=4)
+    assert isinstance(served, Fleet)
+    answers = [submit(served, [5, 6, 7 + number], LONG)[1] for number in range(8)]
+    for engine in served.engines:
+        engine.step()
+    assert [(step.active, step.remaining, step.queued) for step in steps] == [(2, 2, 2), (2, 4, 4)]
+    assert steps[1].live_entries == 2 * steps[0].live_entries
+    finish(served)
+    assert steps[-1].remaining == steps[-1].queued == steps[-1].live_entries == 0
+    assert sum(len(step.finished) for step in steps) == len(answers)

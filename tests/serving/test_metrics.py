@@ -38,7 +38,6 @@ def test_a_step_is_counted() -> None:
     metrics = Metrics()
     metrics.observer("de", "de", "1")(step())
     expected = {
-        "slots": 8,
         "active_slots": 3,
         "queue_length": 2,
         "cache_length": 96,
@@ -114,6 +113,7 @@ def exposed(metrics: Metrics) -> dict[str, dict[str, float]]:
 def test_everything_that_is_exposed_is_declared_and_the_reverse() -> None:
     metrics = Metrics()
     metrics.observer("de", "de", "1")(step(finished=(Finished(Outcome.OK, 0.01, 0.03, 0.2, 7, 9),)))
+    metrics.slots.labels("de").set(8)
     metrics.calls.labels("m", "OK").inc()
     metrics.call_seconds.labels("m").observe(1)
     metrics.refused.labels("invalid").inc()

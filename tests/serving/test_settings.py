@@ -24,6 +24,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         versions = [1, 3]
         slots = 4
         queue = 10
+        engines = 2
         prompt_slowdown = 4
         device = "cpu"
         precision = "float32"
@@ -36,6 +37,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         versions=(1, 3),
         slots=4,
         queue=10,
+        engines=2,
         prompt_slowdown=4.0,
         device="cpu",
         precision="float32",
@@ -48,6 +50,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     [
         ("slot = 4", "unknown keys: slot; known are versions, slots, queue"),
         ("[defaults]\nbeams = 4", "unknown keys: defaults.beams; known are beam_size, num_hypotheses"),
+        ("engines = 0", "engines: Input should be greater than or equal to 1"),
         ("slots = 0", "slots: Input should be greater than or equal to 1"),
         ('slots = "4"', "slots: Input should be a valid integer"),
         ("versions = []", "versions: "),
