@@ -102,7 +102,10 @@ def size_of(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
 
-def ship(name: str, run: Path, data: Path, repository: Path, settings: Settings, checkpoints: Path) -> None:
+def ship(
+    name: str, run: Path, data: Path, repository: Path, settings: Settings, checkpoints: Path, precision: str | None
+) -> None:
+    """`precision`: not what its quality would allow, but this one."""
     model, training = repository / name, Training.read(run / LOG)
     card = (model / "README.md").read_text(encoding="utf-8")
     test = data / f"test.{settings.source}", data / f"test.{settings.target}"
@@ -113,7 +116,8 @@ def ship(name: str, run: Path, data: Path, repository: Path, settings: Settings,
         checkpoint = prepare(run, settings, work / "checkpoint")
         repositories = convert(checkpoint, name, version, data / f"valid.{settings.source}", work)
         measured = measure(repositories, *test) | {PYTORCH: measure_pytorch(checkpoint, *test)}
-        served = chosen(measured)
+        asked = {stored: label for label, stored in PRECISIONS.items()}
+        served = asked[precision] if precision else chosen(measured)
         made = repositories[served] / name / str(version)
         card = replaced(card, "figures", figures(len(read_lines(test[0])), measured, served, size_of(made), training))
         found = translations(repositories[served], SENTENCES, work)
@@ -139,10 +143,12 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--repo", type=Path, default=Path("model_repo"), metavar="DIR", help="(%(default)s)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings, if not NAME.json")
     parser.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints", metavar="DIR")
+    parser.add_argument("--precision", choices=PRECISIONS.values(), help="(default: int8, where it costs little BLEU)")
     options = parser.parse_args(given)
     settings = Settings.read(options.config or HERE / f"{options.name}.json")
     try:
-        ship(options.name, options.run, options.data, options.repo, settings, options.checkpoints)
+        where = options.run, options.data, options.repo
+        ship(options.name, *where, settings, options.checkpoints, options.precision)
     except (ValueError, OSError, subprocess.CalledProcessError) as problem:
         sys.exit(f"error: {problem}")
 
