@@ -24,7 +24,8 @@ _SPREADING = ("LayerNormalization", "RMSNormalization")  # one NaN in a row, and
 # Nor does a row become less wholly NaN when it is cut into pieces.
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Sigmoid", "Tanh", "Relu", "Gelu", "Erf")
 _LAYOUT = ("Reshape", "Squeeze", "Unsqueeze", "Split")
-_SCORES = "scores"  # an input of the step graph, [B, K]: where a beam's nonsense is sure to be seen
+# An input of the step graph, [B, K], that its search reads behind the last product: there a beam's nonsense is seen.
+_SCORES, _ROWS = "scores", "B K"
 
 
 def in_dialect(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -48,14 +49,15 @@ class _Rewriter:
         self._readers.update(value.name for value in graph.output)
         self._weights = dict(self._find_weights())
         self._products = {node.output[0]: found for node in graph.node if (found := self._multiplied(node)) is not None}
-        self._watches = any(value.name == _SCORES for value in graph.input)
+        self._end = max((index for index, node in enumerate(graph.node) if node.output[0] in self._products), default=0)
+        self._watches = any(_SCORES in node.input for node in graph.node[self._end + 1 :])
         self._fixed = {output: fixed[x] for output, x in self._may_be_fixed() if x in fixed}
         self._biases = dict(self._find_biases())
 
     def rewrite(self) -> None:
         folded = {node.output[0] for node in self._biases.values()}
         scores = _SCORES
-        for node in self._graph.node:
+        for index, node in enumerate(self._graph.node):
             weights = self._products.get(node.output[0])
             looked_up = self._weights.get(node.input[0]) if node.op_type == "Gather" else None
             if weights is not None:
@@ -63,7 +65,7 @@ class _Rewriter:
             elif looked_up is not None and looked_up.axis == 0 and not looked_up.turned:
                 self._int8.lookup(node, looked_up)
             elif node.output[0] not in folded:
-                if _SCORES in node.input and scores == _SCORES:
+                if index > self._end and _SCORES in node.input and scores == _SCORES:
                     scores = self._int8.with_nonsense(_SCORES)
                 node.input[:] = [scores if name == _SCORES else name for name in node.input]
                 self._writer.keep(node)
@@ -89,14 +91,15 @@ class _Rewriter:
         mixed, nor what only the last product reads: there it must be watched, or the row keeps a scale of its own."""
         for node in self._graph.node:
             weights, x = self._products.get(node.output[0]), (*node.input, "")[0]
-            seen = self._watches or (x != self._last and self._all_or_nothing(x))
+            watched = self._watches and self._writer.leading(x) == _ROWS
+            seen = watched or (x != self._last and self._all_or_nothing(x))
             if weights is not None and not weights.block and seen:
                 yield node.output[0], x
 
     @cached_property
     def _last(self) -> str:
         """What the last product reads: of the step graph, what becomes logits."""
-        return next((node.input[0] for node in reversed(self._graph.node) if node.output[0] in self._products), "")
+        return self._graph.node[self._end].input[0] if self._products else ""
 
     def _find_biases(self) -> Iterator[tuple[str, onnx.NodeProto]]:
         """By product: the sum that may be computed within it."""

@@ -63,6 +63,10 @@ class Graph:
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
             [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+            value_info=[
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", "K", width])
+                for name, width in (("normed", WIDTH), ("active", INNER), ("last", WIDTH))
+            ],
         )
         self.model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=12)
 
@@ -151,6 +155,18 @@ def test_nonsense_is_seen_and_stays_alone(x: Floats, scores: bool, place: int) -
     same = np.ones((2, 3), bool)
     same[1, 2] = False
     np.testing.assert_array_equal(found["logits"][same], clean["logits"][same])
+
+
+def test_scores_that_are_read_too_early_show_nothing(x: Floats) -> None:
+    """Then the last product keeps scales of its rows, which do."""
+    graph = Graph(scores=True)
+    nodes = list(graph.model.graph.node)
+    del graph.model.graph.node[:]
+    graph.model.graph.node.extend([nodes[-1], *nodes[:-1]])
+    x[1, 2, 5] = np.nan
+    found = run(graph.fast(["normed", "active", "last"]), x)
+    assert np.isfinite(found["totals"]).all()
+    assert np.isnan(found["logits"].sum(-1)).tolist() == [[False, False, False], [False, False, True]]
 
 
 def test_a_row_never_depends_on_its_neighbours(x: Floats) -> None:
