@@ -88,7 +88,9 @@ class Converter(Conversion[Loaded, Tolerance, Manifest, Certificate]):
         if isinstance(loaded.model, nn.Module):
             loaded.model.eval()
         tokenizers = self._save_tokenizers(loaded, folder)
-        self._manifest(draft, loaded, _no_files(loaded), tokenizers)  # refused now, not after the export
+        # What can't be is refused now, not after the export.
+        planned = self._manifest(draft, loaded, _no_files(loaded), tokenizers)
+        typical = calibration_cases(folder, planned, draft.typical) if draft.typical else []
         files = export_graphs(loaded.model, search_constants(loaded), folder, draft.advance)
         manifest = self._manifest(draft, loaded, files, tokenizers)
         draft.advance("verify")
@@ -96,8 +98,8 @@ class Converter(Conversion[Loaded, Tolerance, Manifest, Certificate]):
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
             manifest, check = lower(folder, manifest, draft.precision)
             certificate = replace(certificate, lowered=check)
-        if draft.typical:
-            manifest, calibration = calibrate(folder, manifest, calibration_cases(folder, manifest, draft.typical))
+        if typical:
+            manifest, calibration = calibrate(folder, manifest, typical)
             certificate = replace(certificate, calibration=calibration)
         return manifest, certificate
 

@@ -100,7 +100,7 @@ def calibration_cases(folder: Path, manifest: Manifest, lines: Sequence[str]) ->
         if len(cases) == LINES:
             break
     if not cases:
-        raise ConversionError(f"nothing to calibrate by: no line has from 1 to {longest} tokens")
+        raise ConversionError(f"there is nothing to calibrate by: every line has more than {longest} tokens, or none")
     return cases
 
 

@@ -85,8 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"--calibrate {path} can't be read as text: {error}") from error
+    except OSError as error:
+        raise ConversionError(f"--calibrate {path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"--calibrate {path} is not UTF-8: {error}") from error
     if not any(map(str.strip, lines)):
         raise ConversionError(f"--calibrate {path} has no text: it needs a line of typical input each")
     return lines

@@ -19,7 +19,7 @@ from serving.engine.plan import Plan
 from serving.engine.pooled import PooledEngine
 from serving.engine.request import DecodingOptions, Request
 from serving.engine.stats import StepStats
-from serving.errors import ModelError
+from serving.errors import ModelError, Overloaded
 from serving.manifest import Manifest, PooledManifest
 
 _SMALL_WEIGHTS = 12 * 2**20  # measured: 8 MB in 8 bits gain from it, 15 MB in float don't
@@ -62,15 +62,13 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
 def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine | Fleet:
     """On every device that was chosen; on the CPU, as several engines that share its cores."""
     devices: Sequence[CudaDevice | None] = settings.choice.devices
+    parts = [settings] * len(devices)
     if not devices:
-        threads = settings.threads or cores()
-        count = settings.engines or engines_for(manifest, threads)
-        if count > threads:
-            raise ModelError(f"{manifest.name} is to have {count} engines, but there are {threads} threads for them")
-        settings, devices = _one_of(count, settings, threads), (None,) * count
+        parts = _shares(manifest, settings)
+        devices = [None] * len(parts)
     if len(devices) < 2:
         return load_engine(folder, manifest, settings, observe)
-    engines = [_on_device(folder, manifest, settings, device) for device in devices]
+    engines = [_on_device(folder, manifest, part, device) for part, device in zip(parts, devices, strict=True)]
     for engine, each in zip(engines, Together(observe, len(engines)).observers(), strict=True):
         engine.observe = each
     return Fleet(engines)
@@ -89,17 +87,29 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _one_of(count: int, settings: EngineSettings, threads: int) -> EngineSettings:
-    """What one engine of so many has of all this."""
+def _shares(manifest: Manifest, settings: EngineSettings) -> list[EngineSettings]:
+    """What each of the CPU's engines has of threads, slots, queue and memory."""
+    threads, slots = settings.threads or cores(), settings.slots
+    count = settings.engines or min(slots, engines_for(manifest, threads))
+    if count > min(threads, slots):
+        lack = f"{threads} threads" if count > threads else f"{slots} slots"
+        raise ModelError(f"{manifest.name} is to have {count} engines, but there are {lack} for them")
     if count == 1:
-        return settings
-    return replace(
-        settings,
-        threads=threads // count,
-        slots=-(-settings.slots // count),
-        max_queue=-(-settings.max_queue // count),
-        prefix_cache_bytes=settings.prefix_cache_bytes // count,
-    )
+        return [settings]
+
+    def share(whole: int, index: int) -> int:
+        return whole // count + (index < whole % count)
+
+    return [
+        replace(
+            settings,
+            threads=share(threads, index),
+            slots=share(slots, index),
+            max_queue=max(1, share(settings.max_queue, index)),
+            prefix_cache_bytes=settings.prefix_cache_bytes // count,
+        )
+        for index in range(count)
+    ]
 
 
 def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, device: CudaDevice | None) -> Engine:
@@ -164,7 +174,12 @@ def _warm_up(engine: Engine) -> None:
             answers: list[object] = []
             options = DecodingOptions(beam_size=beams, num_hypotheses=1, max_length=4)
             for _ in range(count):
-                engine.submit(Request(source, options, answers.append, features=features))
+                request = Request(source, options, answers.append, features=features)
+                try:
+                    engine.submit(request)
+                except Overloaded:  # fewer may wait than can run
+                    engine.step()
+                    engine.submit(request)
             while engine.busy:
                 engine.step()
             failed = [answer for answer in answers if isinstance(answer, Exception)]

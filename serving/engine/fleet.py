@@ -27,7 +27,8 @@ class Fleet:
         self.engines = tuple(engines)
         first = self.engines[0]
         self.manifest = first.manifest
-        self.plan = replace(first.plan, slots=sum(engine.plan.slots for engine in self.engines))
+        slots = sum(engine.plan.slots for engine in self.engines)
+        self.plan = replace(first.plan, slots=slots, engines=len(self.engines))
         self.reserved_bytes = sum(engine.reserved_bytes for engine in self.engines)
         self._lock = threading.Lock()
         self._turn = 0

@@ -32,6 +32,7 @@ class Plan:
     max_beams: int
     cache_buckets: tuple[int, ...]
     source_buckets: tuple[int, ...]
+    engines: int = 1  # that have these slots together
 
     @classmethod
     def of(cls, manifest: Manifest, slots: int) -> Plan:
@@ -65,8 +66,9 @@ class Plan:
         return self.cache_buckets[-1] - self.max_beams
 
     def describe(self, reserved_bytes: int) -> list[str]:
+        shared = f" in {self.engines} engines" if self.engines > 1 else ""
         return [
-            f"{self.slots} slots, up to {self.max_beams} beams each",
+            f"{self.slots} slots{shared}, up to {self.max_beams} beams each",
             f"cache lengths {_list(self.cache_buckets)}; source lengths {_list(self.source_buckets)}",
             f"at most {reserved_bytes / 2**20:,.0f} MiB of caches; what is never touched is never used",
         ]

@@ -66,12 +66,13 @@ class Rules:
     def _of_sequence(self, sequence: Sequence[int], common: dict[int, Edit]) -> dict[int, Edit]:
         options = self.options
         edits: dict[int, Edit] = {}
-        answer = sequence[self._answer_from :]
-        sequence = [*self._before, *sequence]
+        words = sequence
+        if self._before:
+            sequence = [*self._before, *sequence]
         if options.repetition_penalty != 1.0:
             edits.update(dict.fromkeys(sequence, (options.repetition_penalty, 0.0)))
         if options.presence_penalty or options.frequency_penalty:
-            for token, count in Counter(answer).items():
+            for token, count in Counter(words[self._answer_from :]).items():
                 lower = options.presence_penalty + count * options.frequency_penalty
                 edits[token] = (edits.get(token, NEUTRAL)[0], -lower)
         for token, (_, add) in common.items():
@@ -88,6 +89,8 @@ class Rules:
 def _repeated(sequence: Sequence[int], size: int) -> list[int]:
     """The words that would complete an n-gram that the sequence already has."""
     if size <= 0 or len(sequence) + 1 < size:
+        return []
+    if size > 1 and sequence.count(sequence[-1]) == 1:  # as mostly: what has come once ends no n-gram twice
         return []
     ending = tuple(sequence[len(sequence) - size + 1 :])
     return [

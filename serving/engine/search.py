@@ -58,6 +58,7 @@ class Search:
         # The tree, by depth: the token of each beam, its parent one depth up, its score.
         self._tokens = [[start_token] * self.width]
         self._parents = [list(range(self.width))]
+        self._sequences = [[start_token] for _ in range(self.width)]  # of the depth that was asked for last
         self._scores = [[0.0] + [DEAD] * (self.width - 1)]
         # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
         self._entries: list[list[int]] = []
@@ -90,8 +91,13 @@ class Search:
         return None
 
     def sequences(self) -> list[list[int]]:
-        """The tokens of every beam so far, start token first."""
-        return [self._path(self.depth, beam) for beam in range(self.width)]
+        """The tokens of every beam so far, start token first. From those of the step before, if it asked: walking back
+        to the start at every step would grow with the square of the length."""
+        for level in range(len(self._sequences[0]), len(self._tokens)):
+            before = self._sequences
+            pairs = zip(self._parents[level], self._tokens[level], strict=True)
+            self._sequences = [[*before[parent], token] for parent, token in pairs]
+        return self._sequences
 
     # -- following the device ------------------------------------------------------------------------------------
 
@@ -197,13 +203,6 @@ class Search:
         place = {entry: index for index, entry in enumerate(kept)}
         self._entries = [[place.get(entry, -1) for entry in entries] for entries in self._entries]
         self._used = len(kept)
-
-    def _path(self, depth: int, beam: int) -> list[int]:
-        tokens = []
-        for level in range(depth, -1, -1):
-            tokens.append(self._tokens[level][beam])
-            beam = self._parents[level][beam]
-        return tokens[::-1]
 
     # -- what is certain already ---------------------------------------------------------------------------------
 

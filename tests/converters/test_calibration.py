@@ -92,7 +92,7 @@ def said(graph: Path) -> dict[str, str]:
 
 @pytest.mark.usefixtures("copied_graphs")
 def test_text_that_never_fits_is_refused(reference_source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="nothing to calibrate by: no line has from 1 to"):
+    with pytest.raises(ConversionError, match="nothing to calibrate by: every line has more than"):
         ReferenceConverter(reference_source).convert("model", tmp_path, precision="int8", typical=["too long " * 500])
     assert not (tmp_path / "model").exists()
 
@@ -108,7 +108,7 @@ def test_a_file_without_text_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConversionError, match="has no text"):
         _lines(empty)
-    with pytest.raises(ConversionError, match="can't be read as text"):
+    with pytest.raises(ConversionError, match="is not UTF-8"):
         _lines(binary)
-    with pytest.raises(ConversionError, match="can't be read as text"):
+    with pytest.raises(ConversionError, match="can't be read: No such file or directory"):
         _lines(tmp_path / "missing.txt")

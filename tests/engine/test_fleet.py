@@ -112,14 +112,23 @@ def loaded(model: MarianShape, observe: Observe = lambda step: None, **settings:
 def test_engines_share_threads_slots_and_queue(plain_model: MarianShape) -> None:
     served = loaded(plain_model, threads=4, engines=2, slots=5, max_queue=3)
     assert isinstance(served, Fleet)
-    assert [engine.plan.slots for engine in served.engines] == [3, 3]
-    assert served.plan.slots == 6
+    assert [engine.plan.slots for engine in served.engines] == [3, 2]
+    assert (served.plan.slots, served.plan.engines) == (5, 2)
+    assert served.plan.describe(0)[0].startswith("5 slots in 2 engines,")
     assert [engine._backend._threads for engine in served.engines] == [2, 2]  # type: ignore[attr-defined]
-    for number in range(4):
+    for number in range(3):
         submit(served, [5, 6, 7 + number], LONG)
     with pytest.raises(Overloaded):
         submit(served, [5, 6], LONG)
     finish(served)
+
+
+def test_a_queue_may_be_shorter_than_there_are_slots(plain_model: MarianShape) -> None:
+    """Also while it is warmed up."""
+    settings = EngineSettings(threads=1, slots=8, max_queue=1)
+    served = load_everywhere(plain_model.folder, plain_model.manifest, settings, lambda step: None)
+    assert isinstance(served, Engine)
+    assert not served.busy
 
 
 def test_their_answers_are_those_of_one_engine(plain_model: MarianShape) -> None:
@@ -135,9 +144,12 @@ def test_their_answers_are_those_of_one_engine(plain_model: MarianShape) -> None
         assert results(mine)[0].hypotheses[0].tokens == results(theirs)[0].hypotheses[0].tokens
 
 
-def test_no_engine_without_a_thread(plain_model: MarianShape) -> None:
+def test_no_engine_without_a_thread_and_a_slot(plain_model: MarianShape) -> None:
     with pytest.raises(ModelError, match="to have 3 engines, but there are 2 threads"):
         loaded(plain_model, threads=2, engines=3)
+    with pytest.raises(ModelError, match="to have 2 engines, but there are 1 slots"):
+        loaded(plain_model, threads=2, engines=2, slots=1)
+    assert isinstance(loaded(plain_model, threads=2, slots=1), Engine)
 
 
 @pytest.mark.parametrize(

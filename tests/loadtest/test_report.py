@@ -174,6 +174,7 @@ def test_a_log_is_not_flooded():
 def test_the_servers_metrics_are_understood():
     """The real page of the real server: a metric that is renamed there must be noticed here."""
     metrics = Metrics()
+    metrics.slots.labels("en-de").set(4)
     observe = metrics.observer("en-de", "en-de", "1")
     step = StepStats(
         slots=4, active=3, remaining=2, queued=5, beam_width=1, cache_length=32, source_length=32, live_entries=9,
