@@ -31,7 +31,7 @@ _ROWS = 1024  # of each activation are kept, evenly spread
 _MARGIN = 1.1  # for text that nobody has seen
 _BYTE = 255
 # How much more noise a fixed scale may make than scales of the rows. Those of the shipped model make two to six times
-# as much, which no BLEU shows; the outliers of a language model make hundreds.
+# as much, which no BLEU shows; one row among others that is a hundred times as large makes it hundreds.
 _MOST_NOISE = 10.0
 _GRAPHS = ("encoder", "prefill", "step")
 
@@ -106,19 +106,17 @@ def calibration_cases(folder: Path, manifest: Manifest, lines: Sequence[str]) ->
 
 def calibrate(folder: Path, manifest: Manifest, cases: Sequence[Case]) -> tuple[Manifest, Calibration]:
     """Writes fixed scales into the 8-bit graphs of a version that is still being made."""
-    graphs = {name: folder / file.file for name, file in manifest.graphs if name in _GRAPHS and file is not None}
-    seen = {name: {x: _Seen() for x in _multiplied(path)} for name, path in graphs.items()}
-    with _showing(graphs, seen, manifest) as shown:
+    paths = {name: folder / file.file for name, file in manifest.graphs if name in _GRAPHS and file is not None}
+    models = {name: onnx.load(path, load_external_data=False) for name, path in paths.items()}
+    seen = {name: {x: _Seen() for x in _multiplied(model.graph)} for name, model in models.items()}
+    with _showing(folder, models, seen, manifest) as shown:
         _run(GraphRunner(folder, shown), cases, seen)
     files, noises = {}, dict[str, float]()
-    for name, path in graphs.items():
+    for name, path in paths.items():
         noise = {x: each.noise() for x, each in seen[name].items() if each.kept}
         fixed = {x: seen[name][x].scale() for x, much in noise.items() if much <= _MOST_NOISE}
-        model = onnx.load(path, load_external_data=False)
-        helper.set_model_props(
-            model, {entry.key: entry.value for entry in model.metadata_props} | {FIXED_SCALES: json.dumps(fixed)}
-        )
-        path.write_bytes(model.SerializeToString())
+        models[name].metadata_props.add(key=FIXED_SCALES, value=json.dumps(fixed))
+        path.write_bytes(models[name].SerializeToString())
         files[name] = File(file=path.name, sha256=sha256_of(path))
         noises |= {f"{name} {x}": much for x, much in noise.items()}
     found = [much for much in noises.values() if much <= _MOST_NOISE]
@@ -146,9 +144,8 @@ def _run(graphs: GraphRunner, cases: Sequence[Case], seen: dict[str, dict[str, _
         graphs.beams(together, 1, max(1, min(expected, _MOST_STEPS, limits.max_target_length - longest - 1)))
 
 
-def _multiplied(path: Path) -> list[str]:
+def _multiplied(graph: onnx.GraphProto) -> list[str]:
     """The activations that are multiplied by 8-bit matrices."""
-    graph = onnx.load(path, load_external_data=False).graph
     stored = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     stored |= {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in stored}
     made = {output for node in graph.node for output in node.output}
@@ -157,20 +154,21 @@ def _multiplied(path: Path) -> list[str]:
 
 
 @contextmanager
-def _showing(graphs: dict[str, Path], seen: dict[str, dict[str, _Seen]], manifest: Manifest) -> Iterator[Manifest]:
+def _showing(
+    folder: Path, models: dict[str, onnx.ModelProto], seen: dict[str, dict[str, _Seen]], manifest: Manifest
+) -> Iterator[Manifest]:
     """Graphs beside them, with the same weights, that return what is multiplied, too; and a manifest that has them."""
-    files = {}
-    for name, path in graphs.items():
-        model = onnx.load(path, load_external_data=False)
+    files = {name: File(file=f".showing-{name}.onnx", sha256="") for name in models}
+    for name, original in models.items():
+        model = onnx.ModelProto()
+        model.CopyFrom(original)
         returned = {value.name for value in model.graph.output}
         model.graph.output.extend(
             helper.make_tensor_value_info(x, TensorProto.FLOAT, None) for x in seen[name] if x not in returned
         )
-        files[name] = path.with_name(f".showing-{path.name}")
-        files[name].write_bytes(model.SerializeToString())
-    shown = {name: File(file=path.name, sha256="") for name, path in files.items()}
+        (folder / files[name].file).write_bytes(model.SerializeToString())
     try:
-        yield manifest.model_copy(update={"graphs": Graphs(**{**dict(manifest.graphs), **shown})})
+        yield manifest.model_copy(update={"graphs": Graphs(**{**dict(manifest.graphs), **files})})
     finally:
-        for path in files.values():
-            path.unlink()
+        for file in files.values():
+            (folder / file.file).unlink()

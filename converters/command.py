@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
+from converters.text_file import read_lines
 from serving.errors import ConversionError
 from serving.manifest import PRECISIONS
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
     from converters.recognise import OwnFiles, any_converter_for
 
-    typical = [] if arguments.calibrate is None else _lines(arguments.calibrate)
+    typical = [] if arguments.calibrate is None else _typical(arguments.calibrate)
     if arguments.target == "tensorrt":
         what_to_build(arguments)  # refused now, not after the conversion
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
@@ -82,13 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConversionError(f"--calibrate {path} can't be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConversionError(f"--calibrate {path} is not UTF-8: {error}") from error
+def _typical(path: Path) -> list[str]:
+    lines = read_lines(path)
     if not any(map(str.strip, lines)):
         raise ConversionError(f"--calibrate {path} has no text: it needs a line of typical input each")
     return lines

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from converters.text_file import read_lines
 from converters.version_folder import add_version_arguments, version_folder
 
 HELP = "learn from parallel text which words a translation may need, for faster decoding"
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     manifest = read_manifest(folder)
     if manifest.task != "translate" or manifest.feature_width:
         raise ConversionError(f"{manifest.name} does not translate text: a shortlist depends on the words of a source")
-    source, target = _lines(arguments.source), _lines(arguments.target)
+    source, target = read_lines(arguments.source), read_lines(arguments.target)
     if len(source) != len(target):
         raise ConversionError(
             f"{arguments.source} has {len(source)} lines, {arguments.target} has {len(target)}; they must go together"
@@ -57,13 +58,3 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"  {len(lexicon.words) / max(1, known):.0f} each; {len(lexicon.always):,} words are always there")
     print(f"serve it with `shortlist = true` in {folder.parent / 'serving.toml'}")
     return 0
-
-
-def _lines(path: Path) -> list[str]:
-    from serving.errors import ConversionError
-
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            return [line.rstrip("\r\n") for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"{path} can't be read: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -61,14 +61,11 @@ def load_engine(folder: Path, manifest: Manifest, settings: EngineSettings, obse
 
 def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, observe: Observe) -> Engine | Fleet:
     """On every device that was chosen; on the CPU, as several engines that share its cores."""
-    devices: Sequence[CudaDevice | None] = settings.choice.devices
-    parts = [settings] * len(devices)
-    if not devices:
-        parts = _shares(manifest, settings)
-        devices = [None] * len(parts)
-    if len(devices) < 2:
+    places: list[tuple[EngineSettings, CudaDevice | None]] = [(settings, each) for each in settings.choice.devices]
+    places = places or [(share, None) for share in _shares(manifest, settings)]
+    if len(places) < 2:
         return load_engine(folder, manifest, settings, observe)
-    engines = [_on_device(folder, manifest, part, device) for part, device in zip(parts, devices, strict=True)]
+    engines = [_on_device(folder, manifest, share, device) for share, device in places]
     for engine, each in zip(engines, Together(observe, len(engines)).observers(), strict=True):
         engine.observe = each
     return Fleet(engines)

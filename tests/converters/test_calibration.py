@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from converters.calibration import _Seen
-from converters.command import _lines
+from converters.command import _typical
 from converters.families.reference import ReferenceConverter
 from serving.engine.request import DecodingOptions
 from serving.errors import ConversionError
@@ -107,8 +107,8 @@ def test_a_file_without_text_is_refused(tmp_path: Path) -> None:
     empty.write_text("\n \n", encoding="utf-8")
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConversionError, match="has no text"):
-        _lines(empty)
+        _typical(empty)
     with pytest.raises(ConversionError, match="is not UTF-8"):
-        _lines(binary)
+        _typical(binary)
     with pytest.raises(ConversionError, match="can't be read: No such file or directory"):
-        _lines(tmp_path / "missing.txt")
+        _typical(tmp_path / "missing.txt")

@@ -100,31 +100,27 @@ def test_its_steps_say_nearly_what_full_precision_says(model: MarianShape, plain
     assert 0 < np.mean(differences) < 0.5
 
 
-@pytest.mark.parametrize("head", [0, 3])
-def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: int) -> None:
-    """A maximum would step over it: the row's other heads are numbers."""
+def assert_poison_fails_its_request_alone(model: MarianShape, tensor: str, head: int | slice) -> None:
     harness = Harness(model, slots=3)
     numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
     for _ in range(4):
         harness.engine.step()
-    harness.backend._arenas["cache_value_0"].view[1, head, 0] = np.nan
+    harness.backend._arenas[tensor].view[1, head, 0] = np.nan
     harness.engine.step()
     assert isinstance(harness.answers[numbers[1]], ComputeError)
     harness.finish()
     assert not any(isinstance(harness.answers[number], Exception) for number in (numbers[0], numbers[2]))
+
+
+@pytest.mark.parametrize("head", [0, 3])
+def test_poison_in_one_head_fails_its_request_alone(model: MarianShape, head: int) -> None:
+    """A maximum would step over it: the row's other heads are numbers."""
+    assert_poison_fails_its_request_alone(model, "cache_value_0", head)
 
 
 def test_poison_in_a_source_fails_its_request_alone(model: MarianShape) -> None:
     """It goes through the encoder's memory, which attention reads."""
-    harness = Harness(model, slots=3)
-    numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
-    for _ in range(4):
-        harness.engine.step()
-    harness.backend._arenas["cross_key_1"].view[1, :, 0] = np.nan
-    harness.engine.step()
-    assert isinstance(harness.answers[numbers[1]], ComputeError)
-    harness.finish()
-    assert not any(isinstance(harness.answers[number], Exception) for number in (numbers[0], numbers[2]))
+    assert_poison_fails_its_request_alone(model, "cross_key_1", slice(None))
 
 
 def test_its_graphs_compile_for_tensorrt(model: MarianShape) -> None:
