@@ -40,7 +40,7 @@ test-full: $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak
 
 # Asks for a GPU before gigabytes are fetched for it.
 gpu-found: $(DEV)/.ready
-	@$(DEV)/bin/python -c 'import sys; from serving.backends.probe import probe; found = probe(); \
+	@$(DEV)/bin/python -c 'import sys; from beamline.serving.backends.probe import probe; found = probe(); \
 	sys.exit(None if found.devices else f"make test-gpu needs an NVIDIA GPU: {found.reason}")'
 
 test-gpu: gpu-found $(GPU)/.ready  ## Run the tests that need a GPU
@@ -69,7 +69,7 @@ fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff format .
 
 docs: $(DEV)/.ready  ## Write docs/metrics.md from the declarations
-	$(DEV)/bin/python -m serving.metrics_page >docs/metrics.md
+	$(DEV)/bin/python -m beamline.serving.telemetry.metrics_page >docs/metrics.md
 
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

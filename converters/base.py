@@ -12,15 +12,15 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from converters.calibration import calibrate, calibration_cases
-from converters.checkpoint import every_reason
-from converters.conversion import Conversion, Draft, TextSide, versions
-from converters.export import ExportedFiles, export_graphs
-from converters.lowering import lower
-from converters.modules.causal_graphs import LanguageModel
-from converters.modules.graphs import EncoderDecoder, SearchConstants, feature_width_of
-from converters.verify import Certificate, Tolerance, verify
-from serving.manifest import (
+from beamline.converters.calibration import calibrate, calibration_cases
+from beamline.converters.checkpoint import every_reason
+from beamline.converters.conversion import Conversion, Draft, TextSide, versions
+from beamline.converters.export import ExportedFiles, export_graphs
+from beamline.converters.lowering import lower
+from beamline.converters.modules.causal_graphs import LanguageModel
+from beamline.converters.modules.graphs import EncoderDecoder, SearchConstants, feature_width_of
+from beamline.converters.verify import Certificate, Tolerance, verify
+from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,
     Graphs,

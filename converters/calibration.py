@@ -1,7 +1,7 @@
 """How large activations get, on real text: what an 8-bit product needs to round its rows by a fixed scale.
 
 The graphs are run over some lines as a server would run them. An activation whose rows are about equally large gets a
-fixed scale, which stands in the graph's metadata; a server then has less to compute (`serving/backends/dialect.py`).
+fixed scale, which stands in the graph's metadata; a server then has less to compute (`serving/rewrites/quantized.py`).
 One that now and then is many times as large as usual gets none: each of its rows keeps a scale of its own.
 """
 
@@ -18,11 +18,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from converters.verify_graphs import Case, Feeds, GraphRunner
-from converters.weights import sha256_of
-from serving.errors import ConversionError
-from serving.manifest import FIXED_SCALES, File, Graphs, Manifest
-from serving.tokenizer import TextTokenizer
+from beamline.converters.verify_graphs import Case, Feeds, GraphRunner
+from beamline.converters.weights import sha256_of
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import FIXED_SCALES, File, Graphs, Manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 
 LINES = 64
 _TOGETHER = 8

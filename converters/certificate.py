@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from serving.errors import ParityFailure
+from beamline.serving.errors import ParityFailure
 
 Row = tuple[str, str, str]  # what was compared, what was found, what is allowed
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 
 Parts = TypeVar("Parts", bound=BaseModel)
 

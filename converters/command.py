@@ -7,10 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
-from converters.text_file import read_lines
-from serving.errors import ConversionError
-from serving.manifest import PRECISIONS
+from beamline.converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
+from beamline.converters.text_file import read_lines
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import PRECISIONS
 
 HELP = "convert a PyTorch checkpoint into a model repository"
 
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
-    from converters.recognise import OwnFiles, any_converter_for
+    from beamline.converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
+    from beamline.converters.recognise import OwnFiles, any_converter_for
 
     typical = [] if arguments.calibrate is None else _typical(arguments.calibrate)
     if arguments.target == "tensorrt":

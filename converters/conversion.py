@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from converters.certificate import ParityCertificate
-from converters.weights import sha256_of
-from serving.errors import ConversionError, UnsupportedCheckpoint
-from serving.manifest import MANIFEST_FILE, AnyManifest, File, Precision
-from serving.tokenizer import TextTokenizer
+from beamline.converters.certificate import ParityCertificate
+from beamline.converters.weights import sha256_of
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, File, Precision
+from beamline.serving.text.tokenizer import TextTokenizer
 
 PARITY_FILE = "parity.json"
 # A language model has no encoder, but may have a graph that takes in prompts: "export prefill".

@@ -19,14 +19,14 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from converters.modules.causal_graphs import (
+from beamline.converters.modules.causal_graphs import (
     PREFILL_INPUTS,
     LanguageModel,
     PrefillGraph,
     PromptReader,
     TextScoreGraph,
 )
-from converters.modules.graphs import (
+from beamline.converters.modules.graphs import (
     STEP_INPUTS,
     STEP_OUTPUTS,
     EncoderDecoder,
@@ -36,8 +36,8 @@ from converters.modules.graphs import (
     StepGraph,
     feature_width_of,
 )
-from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from serving.manifest import File, Graphs, StateKind, StateTensor, Weights
+from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from beamline.serving.contract.manifest import File, Graphs, StateKind, StateTensor, Weights
 
 OPSET = 24
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from converters.lowering_check import PrecisionCheck, compare
-from converters.passes.half import half_state, simulated, to_half
-from converters.passes.int4 import quantise_blocks
-from converters.passes.int8 import quantise_weights
-from converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
-from serving.errors import ConversionError, ParityFailure
-from serving.manifest import File, Graphs, Manifest, StateTensor, Weights
+from beamline.converters.lowering_check import PrecisionCheck, compare
+from beamline.converters.passes.half import half_state, simulated, to_half
+from beamline.converters.passes.int4 import quantise_blocks
+from beamline.converters.passes.int8 import quantise_weights
+from beamline.converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
+from beamline.serving.errors import ConversionError, ParityFailure
+from beamline.serving.contract.manifest import File, Graphs, Manifest, StateTensor, Weights
 
 _WORK = ".lowered"
 _SIMULATED = ".simulated"

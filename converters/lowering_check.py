@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.verify_graphs import Case, GraphRunner
-from serving.manifest import Manifest
+from beamline.converters.verify_graphs import Case, GraphRunner
+from beamline.serving.contract.manifest import Manifest
 
 _WIDTH, _STEPS = 4, 12
 _LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34) * 4

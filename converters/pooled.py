@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from converters.certificate import ParityCertificate, Row
-from converters.checkpoint import every_reason
-from converters.conversion import Conversion, Draft, TextSide, versions
-from converters.export import EXAMPLE, TracedGraph
-from converters.parity_text import parity_lines
-from converters.verify import LENGTHS, TEXT_LINES, TIE
-from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from serving.errors import ConversionError
-from serving.manifest import File, PooledManifest, Weights
-from serving.tokenizer import TextTokenizer
+from beamline.converters.certificate import ParityCertificate, Row
+from beamline.converters.checkpoint import every_reason
+from beamline.converters.conversion import Conversion, Draft, TextSide, versions
+from beamline.converters.export import EXAMPLE, TracedGraph
+from beamline.converters.parity_text import parity_lines
+from beamline.converters.verify import LENGTHS, TEXT_LINES, TIE
+from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import File, PooledManifest, Weights
+from beamline.serving.text.tokenizer import TextTokenizer
 
 GRAPH_FILE = "pooled.onnx"
 TOKENIZER_FILE = "tokenizer.json"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.base import Converter
-from converters.checkpoint import read_json
-from converters.families import (
+from beamline.converters.base import Converter
+from beamline.converters.checkpoint import read_json
+from beamline.converters.families import (
     recurrent,
     recurrent_language,
     recurrent_pooled,
@@ -17,10 +17,10 @@ from converters.families import (
     torch_recurrent_pooled,
     torch_transformer,
 )
-from converters.families.own_module import OwnModuleConverter
-from converters.own.load import Origin
-from converters.pooled import PooledConverter
-from serving.errors import ConversionError
+from beamline.converters.families.own_module import OwnModuleConverter
+from beamline.converters.own.load import Origin
+from beamline.converters.pooled import PooledConverter
+from beamline.serving.errors import ConversionError
 
 AnyConverter = Converter | PooledConverter
 LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
@@ -85,12 +85,12 @@ def _own_module(origin: Origin, own: OwnFiles) -> Converter:
 
 
 def _marian(source: Path) -> Converter:
-    from converters.families.marian import MarianConverter  # transformers takes seconds to import
+    from beamline.converters.families.marian import MarianConverter  # transformers takes seconds to import
 
     return MarianConverter(source)
 
 
 def _language_model(source: Path) -> Converter:
-    from converters.families.language import LanguageConverter  # as above
+    from beamline.converters.families.language import LanguageConverter  # as above
 
     return LanguageConverter(source)

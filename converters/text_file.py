@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serving.errors import ConversionError
+from beamline.serving.errors import ConversionError
 
 
 def read_lines(path: Path) -> list[str]:

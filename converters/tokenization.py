@@ -15,8 +15,8 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from serving.errors import UnsupportedCheckpoint
-from serving.tokenizer import MarianSpec, SentencePieceSpec
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.text.tokenizer import MarianSpec, SentencePieceSpec
 
 
 @dataclass(frozen=True)

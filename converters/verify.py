@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from converters.certificate import ParityCertificate, Row
-from converters.parity_text import parity_lines
-from converters.verify_graphs import Beams, Case, GraphRunner, Source
-from serving.manifest import Manifest
-from serving.tokenizer import TextTokenizer
+from beamline.converters.certificate import ParityCertificate, Row
+from beamline.converters.parity_text import parity_lines
+from beamline.converters.verify_graphs import Beams, Case, GraphRunner, Source
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from converters.base import Loaded
-    from converters.calibration import Calibration
-    from converters.lowering_check import PrecisionCheck
+    from beamline.converters.base import Loaded
+    from beamline.converters.calibration import Calibration
+    from beamline.converters.lowering_check import PrecisionCheck
 
 TIE = 1e-4  # two candidates whose scores differ by less may be taken in either order
 BEAM_WIDTHS = (1, 2, 4)

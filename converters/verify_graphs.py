@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serving.manifest import Manifest, StateKind
+from beamline.serving.contract.manifest import Manifest, StateKind
 
 PREFILL_CHUNK = 8  # short, so that most prompts need several
 Feeds = dict[str, NDArray[Any]]

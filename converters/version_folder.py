@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from serving.errors import ConversionError
+from beamline.serving.errors import ConversionError
 
 
 def add_version_arguments(parser: argparse.ArgumentParser) -> None:

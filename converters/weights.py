@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import onnx_ir as ir
 
-from serving.manifest import LARGEST_PAIR
+from beamline.serving.contract.manifest import LARGEST_PAIR
 
 WEIGHTS_FILE = "weights.bin"
 INLINE_BYTES = 1024  # smaller tensors stay in the graph: shapes and scalars that a runtime wants to fold

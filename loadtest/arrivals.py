@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.errors import LoadTestError
+from beamline.loadtest.errors import LoadTestError
 
 Times = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest import histogram
+from beamline.loadtest import histogram
 
 Floats = NDArray[np.float64]
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from loadtest.errors import LoadTestError
-from loadtest.methods import METHODS
-from loadtest.reply import Reply
-from loadtest.workload import Item, Options
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.methods import METHODS
+from beamline.loadtest.reply import Reply
+from beamline.loadtest.workload import Item, Options
 
 _HEALTH = "/grpc.health.v1.Health/Check"  # every gRPC server says something to it, if only UNIMPLEMENTED
 

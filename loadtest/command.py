@@ -15,21 +15,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from loadtest import compare, fleet
-from loadtest.arrivals import Arrivals, Replay
-from loadtest.client import Connection, token_of
-from loadtest.errors import LoadTestError
-from loadtest.gate import Gate, parse_gate, parse_limit, shares_of
-from loadtest.live import Live
-from loadtest.options import add_run_arguments, connection_of, load_of, workers_for
-from loadtest.report import files
-from loadtest.report.document import GateResult, Machine, Report, Setup, Stage, read
-from loadtest.report.table import summary
-from loadtest.runner import Run, Runner
-from loadtest.scrape import Scraper
-from loadtest.search import Bounds
-from loadtest.stage import Plan
-from loadtest.workload import Workload
+from beamline.loadtest import compare, fleet
+from beamline.loadtest.arrivals import Arrivals, Replay
+from beamline.loadtest.client import Connection, token_of
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.gate import Gate, parse_gate, parse_limit, shares_of
+from beamline.loadtest.live import Live
+from beamline.loadtest.options import add_run_arguments, connection_of, load_of, workers_for
+from beamline.loadtest.report import files
+from beamline.loadtest.report.document import GateResult, Machine, Report, Setup, Stage, read
+from beamline.loadtest.report.table import summary
+from beamline.loadtest.runner import Run, Runner
+from beamline.loadtest.scrape import Scraper
+from beamline.loadtest.search import Bounds
+from beamline.loadtest.stage import Plan
+from beamline.loadtest.workload import Workload
 
 HELP = "measure a server's latency and throughput"
 

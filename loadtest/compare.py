@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest import bootstrap, units
-from loadtest.bootstrap import Resampled
-from loadtest.errors import LoadTestError
-from loadtest.report.document import Report, Stage
-from loadtest.summary import block_of
+from beamline.loadtest import bootstrap, units
+from beamline.loadtest.bootstrap import Resampled
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.report.document import Report, Stage
+from beamline.loadtest.summary import block_of
 
 CONFIDENCE = 0.99
 _SAME_RATE = 0.01  # stages whose offered rates differ by less are pairs

@@ -1,6 +1,6 @@
 """What the load tester refuses, and why. The texts are for people.
 
-`serving.errors` is not used on purpose: the load tester knows the wire and nothing else of ours.
+`beamline.serving.errors` is not used on purpose: the load tester knows the wire and nothing else of ours.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import cast
 
-from loadtest import worker
-from loadtest.arrivals import Arrivals, ClosedLoop
-from loadtest.client import Connection
-from loadtest.errors import LoadTestError
-from loadtest.messages import (
+from beamline.loadtest import worker
+from beamline.loadtest.arrivals import Arrivals, ClosedLoop
+from beamline.loadtest.client import Connection
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.messages import (
     Check,
     Checked,
     ClosedStage,
@@ -34,8 +34,8 @@ from loadtest.messages import (
     WorkerHealth,
     WorkerSetup,
 )
-from loadtest.record import OK, STATUS_NAMES, Records, joined
-from loadtest.workload import Workload
+from beamline.loadtest.record import OK, STATUS_NAMES, Records, joined
+from beamline.loadtest.workload import Workload
 
 _START_DELAY = 0.2  # seconds; until then every worker has its order
 _QUIT_SECONDS = 5.0

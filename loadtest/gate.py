@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtest import units
-from loadtest.errors import LoadTestError
-from loadtest.report.document import Distribution, GateResult, Stage
-from loadtest.summary import fewest
+from beamline.loadtest import units
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.report.document import Distribution, GateResult, Stage
+from beamline.loadtest.summary import fewest
 
 _FEWEST_JUDGED, _SLOWER_JUDGED = 20, 5
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest import units
-from loadtest.messages import WorkerHealth
-from loadtest.report.document import ClientHealth
+from beamline.loadtest import units
+from beamline.loadtest.messages import WorkerHealth
+from beamline.loadtest.report.document import ClientHealth
 
 _WORKER_LIMIT = 0.9  # of a core: beyond it, sending waits for computing
 _LAG_LIMIT = 0.002  # seconds; lateness that would show in a fast server's p99 ...

@@ -8,9 +8,9 @@ import time
 from collections import Counter, deque
 from typing import TextIO
 
-from loadtest import histogram, units
-from loadtest.messages import Progress
-from loadtest.record import OK, STATUS_NAMES, UNFINISHED
+from beamline.loadtest import histogram, units
+from beamline.loadtest.messages import Progress
+from beamline.loadtest.record import OK, STATUS_NAMES, UNFINISHED
 
 _WINDOW = 5.0  # seconds that the numbers are of
 _REDRAW = 0.2

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.arrivals import ClosedLoop, Times
-from loadtest.client import Connection
-from loadtest.record import Records
-from loadtest.workload import Workload
+from beamline.loadtest.arrivals import ClosedLoop, Times
+from beamline.loadtest.client import Connection
+from beamline.loadtest.record import Records
+from beamline.loadtest.workload import Workload
 
 # -- to a worker -----------------------------------------------------------------------------------------------------
 

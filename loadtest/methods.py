@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from loadtest.errors import LoadTestError
-from loadtest.record import OK
-from loadtest.reply import Reply
-from loadtest.workload import Item, Options
-from protos import beamline_pb2 as pb
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.record import OK
+from beamline.loadtest.reply import Reply
+from beamline.loadtest.workload import Item, Options
+from beamline.protos import beamline_pb2 as pb
 
 _SERVICE = "/beamline.v1.Inference/"
 _BOOLEANS = {"true": True, "false": False}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from loadtest import units
-from loadtest.fleet import StageOutcome
-from loadtest.report.document import Distribution, TimeBin
-from loadtest.summary import Numbers, Window, fewest
+from beamline.loadtest import units
+from beamline.loadtest.fleet import StageOutcome
+from beamline.loadtest.report.document import Distribution, TimeBin
+from beamline.loadtest.summary import Numbers, Window, fewest
 
 _BUSY = 0.97  # of all cores; a server that computes may well use them up, so it is no fault, but good to know
 _BACKLOG = 0.1  # of the requests; a queue that grows by more of them was not only filled by a bad moment

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from loadtest.client import Connection, GrpcTarget
-from loadtest.errors import LoadTestError
-from loadtest.methods import model_and_version
-from loadtest.record import OK
-from loadtest.reply import Reply
-from loadtest.workload import Item, Options
-from protos import open_inference_pb2 as oip
+from beamline.loadtest.client import Connection, GrpcTarget
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.methods import model_and_version
+from beamline.loadtest.record import OK
+from beamline.loadtest.reply import Reply
+from beamline.loadtest.workload import Item, Options
+from beamline.protos import open_inference_pb2 as oip
 
 _SERVICE = "/inference.GRPCInferenceService"
 _FINAL = "triton_final_response"

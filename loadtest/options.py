@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from loadtest import units
-from loadtest.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
-from loadtest.client import Connection, Tls
-from loadtest.errors import LoadTestError
-from loadtest.methods import METHODS
-from loadtest.trace import read_lines, read_trace
-from loadtest.workload import (
+from beamline.loadtest import units
+from beamline.loadtest.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
+from beamline.loadtest.client import Connection, Tls
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.methods import METHODS
+from beamline.loadtest.trace import read_lines, read_trace
+from beamline.loadtest.workload import (
     LONGEST,
     FileTexts,
     Fixed,

@@ -1,6 +1,6 @@
 """The usual way to serve translation, to be measured against: CTranslate2 behind an asyncio gRPC server that batches.
 
-    python -m loadtest.peers --model DIR --pieces spm.model --port 8011
+    python -m beamline.loadtest.peers --model DIR --pieces spm.model --port 8011
 
 It answers the same `Translate` as beamline does, so that one load tester measures both. What waits while a batch runs
 becomes the next batch, up to a size. It runs in CTranslate2's own environment, beside grpcio and
@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
-from protos import beamline_pb2 as pb
-from protos.beamline_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos.beamline_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.peers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m beamline.loadtest.peers", description=__doc__)
     parser.add_argument("--model", required=True, help="a CTranslate2 model's folder")
     parser.add_argument("--pieces", required=True, help="its sentencepiece model, for both languages")
     parser.add_argument("--port", type=int, default=8011)

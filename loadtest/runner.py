@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest.arrivals import Arrivals, at_rate
-from loadtest.fleet import Fleet, Watch
-from loadtest.gate import Limit
-from loadtest.report.document import SearchResult, Stage
-from loadtest.scrape import Scraper
-from loadtest.search import Bounds, Outcome, Verdict, highest_rate
-from loadtest.stage import Measured, Plan, measure
-from loadtest.verdict import judged
+from beamline.loadtest.arrivals import Arrivals, at_rate
+from beamline.loadtest.fleet import Fleet, Watch
+from beamline.loadtest.gate import Limit
+from beamline.loadtest.report.document import SearchResult, Stage
+from beamline.loadtest.scrape import Scraper
+from beamline.loadtest.search import Bounds, Outcome, Verdict, highest_rate
+from beamline.loadtest.stage import Measured, Plan, measure
+from beamline.loadtest.verdict import judged
 
 
 @dataclass(frozen=True, slots=True)

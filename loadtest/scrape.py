@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.errors import LoadTestError
+from beamline.loadtest.errors import LoadTestError
 
 _INTERVAL = 0.5
 _TIMEOUT = 2.0

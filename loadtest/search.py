@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from loadtest import units
+from beamline.loadtest import units
 
 _HALVINGS = 4  # of the first rate, if it does not hold; a stage at a low rate takes long
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from loadtest import health
-from loadtest.arrivals import Arrivals, ClosedLoop, offered_rate
-from loadtest.fleet import Fleet, StageOutcome, Watch
-from loadtest.notes import notes_of
-from loadtest.record import OK, Records
-from loadtest.report.document import ServerSample, ServerTimes, Stage
-from loadtest.scrape import Reading, Scraper
-from loadtest.summary import Numbers, Window, numbers_of, statuses_of, timeline
+from beamline.loadtest import health
+from beamline.loadtest.arrivals import Arrivals, ClosedLoop, offered_rate
+from beamline.loadtest.fleet import Fleet, StageOutcome, Watch
+from beamline.loadtest.notes import notes_of
+from beamline.loadtest.record import OK, Records
+from beamline.loadtest.report.document import ServerSample, ServerTimes, Stage
+from beamline.loadtest.scrape import Reading, Scraper
+from beamline.loadtest.summary import Numbers, Window, numbers_of, statuses_of, timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest import bootstrap, histogram
-from loadtest.bootstrap import Block, Resampled
-from loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Records
-from loadtest.report.document import (
+from beamline.loadtest import bootstrap, histogram
+from beamline.loadtest.bootstrap import Block, Resampled
+from beamline.loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Records
+from beamline.loadtest.report.document import (
     BlockCounts,
     CurvePoint,
     Distribution,

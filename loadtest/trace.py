@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from loadtest.arrivals import Replay
-from loadtest.errors import LoadTestError
-from loadtest.workload import Item, TraceWorkload
+from beamline.loadtest.arrivals import Replay
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.workload import Item, TraceWorkload
 
 
 class _Line(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from loadtest.errors import LoadTestError
+from beamline.loadtest.errors import LoadTestError
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?|\.[0-9]+"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from loadtest import units
-from loadtest.fleet import INTERRUPTED
-from loadtest.gate import Limit
-from loadtest.notes import backlog_grew
-from loadtest.report.document import Stage
-from loadtest.search import Outcome, Verdict
+from beamline.loadtest import units
+from beamline.loadtest.fleet import INTERRUPTED
+from beamline.loadtest.gate import Limit
+from beamline.loadtest.notes import backlog_grew
+from beamline.loadtest.report.document import Stage
+from beamline.loadtest.search import Outcome, Verdict
 
 
 def judged(stage: Stage, limit: Limit, allowed_errors: float) -> Verdict:

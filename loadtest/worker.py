@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection as Pipe
 
 import numpy as np
 
-from loadtest import histogram
-from loadtest.client import BeamlineTarget, Connection, Target
-from loadtest.clock import LoopLag, precise_loop
-from loadtest.errors import LoadTestError
-from loadtest.messages import (
+from beamline.loadtest import histogram
+from beamline.loadtest.client import BeamlineTarget, Connection, Target
+from beamline.loadtest.clock import LoopLag, precise_loop
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.messages import (
     Check,
     Checked,
     ClosedStage,
@@ -30,10 +30,10 @@ from loadtest.messages import (
     WorkerHealth,
     WorkerSetup,
 )
-from loadtest.open_inference import OpenInferenceTarget
-from loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Recorder
-from loadtest.reply import Reply
-from loadtest.workload import Item
+from beamline.loadtest.open_inference import OpenInferenceTarget
+from beamline.loadtest.record import DEADLINE_EXCEEDED, OK, STATUS_NAMES, UNFINISHED, Recorder
+from beamline.loadtest.reply import Reply
+from beamline.loadtest.workload import Item
 
 _PROGRESS_SECONDS = 0.25
 _STOP_GRACE_SECONDS = 1.0

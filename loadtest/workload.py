@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.errors import LoadTestError
+from beamline.loadtest.errors import LoadTestError
 
 # Names and values as the command line has them; what they mean is the target's business.
 Options = tuple[tuple[str, str], ...]

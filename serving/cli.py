@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Protocol, cast
 
-from serving.errors import BeamlineError
-from serving.version import beamline_version
+from beamline.serving.errors import BeamlineError
+from beamline.serving.version import beamline_version
 
 GROUP = "beamline.commands"
 FAILED = 2

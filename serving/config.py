@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving.security.tls import TlsFiles
+from beamline.serving.security.tls import TlsFiles
 
 MIB = 1024 * 1024
 

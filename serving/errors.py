@@ -20,7 +20,7 @@
         ├── UnsupportedCheckpoint   with every reason at once
         └── ParityFailure           the exported graphs disagree with PyTorch
 
-How each becomes a gRPC status stands in `serving/grpc/statuses.py`, and nowhere else.
+How each becomes a gRPC status stands in `serving/api/grpc/statuses.py`, and nowhere else.
 """
 
 from __future__ import annotations

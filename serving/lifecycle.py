@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from serving.errors import ShuttingDown
+from beamline.serving.errors import ShuttingDown
 
 
 class Phase(StrEnum):

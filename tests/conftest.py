@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from converters.families.recurrent_pooled import RecurrentPooledConverter
+from beamline.converters.families.recurrent_pooled import RecurrentPooledConverter
 from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
 from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original

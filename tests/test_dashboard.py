@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from serving.metrics import Metrics
+from beamline.serving.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = ROOT / "container" / "grafana" / "dashboards" / "beamline.json"

@@ -38,12 +38,12 @@ RULES = {
     "converters": Rule(
         ours=(
             "converters",
-            "serving.manifest",  # the contract that a conversion writes
-            "serving.errors",  # the one exception tree
-            "serving.tokenizer",  # parity: the tokenizer as the server will use it
-            "serving.shortlist",  # the file of a lexical table
-            "serving.tensorrt_plans",  # the card of a plan, which a build writes
-            "serving.backends.probe",  # the GPU that a plan is built for
+            "beamline.serving.contract.manifest",  # the contract that a conversion writes
+            "beamline.serving.errors",  # the one exception tree
+            "beamline.serving.text.tokenizer",  # parity: the tokenizer as the server will use it
+            "beamline.serving.contract.shortlist",  # the file of a lexical table
+            "beamline.serving.contract.tensorrt_plans",  # the card of a plan, which a build writes
+            "beamline.serving.backends.probe",  # the GPU that a plan is built for
         ),
     ),
     "loadtest": Rule(ours=("loadtest", "protos")),
@@ -134,12 +134,12 @@ def test_package_keeps_its_rule(package):
 
 
 def test_scheduler_knows_no_tensors():
-    closure = import_closure("serving.engine.scheduler", ROOT)
+    closure = import_closure("beamline.serving.engine.scheduler", ROOT)
     assert {name: by for name, by in closure.items() if within(name, ARRAY_LIBRARIES)} == {}
 
 
 def test_cli_does_not_load_torch():
-    code = "import sys, serving.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, beamline.serving.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
@@ -189,15 +189,15 @@ class TestTheCheckItself:
         ("statement", "allowed"),
         [
             ("from serving import manifest", True),
-            ("from serving.manifest import Manifest", True),
-            ("from serving.engine.search import Beam", False),
+            ("from beamline.serving.contract.manifest import Manifest", True),
+            ("from beamline.serving.engine.search.beam_search import Beam", False),
             ("from serving import repository", False),
             ("import serving", False),
-            ("import serving.manifesto", False),
+            ("import beamline.serving.manifesto", False),
         ],
     )
     def test_follows_the_list_of_converters(self, project, statement, allowed):
-        root = project({"converters/a.py": statement, "serving/manifest.py": "", "serving/repository.py": ""})
+        root = project({"converters/a.py": statement, "serving/contract/manifest.py": "", "serving/models/repository.py": ""})
         assert (violations("converters", RULES["converters"], root) == []) is allowed
 
     def test_closure_goes_through_packages_and_skips_what_does_not_run(self, project):
@@ -213,7 +213,7 @@ class TestTheCheckItself:
                 ),
             }
         )
-        closure = import_closure("serving.engine.scheduler", root)
-        assert closure["numpy"] == "serving.engine.helper"
+        closure = import_closure("beamline.serving.engine.scheduler", root)
+        assert closure["numpy"] == "beamline.serving.engine.helper"
         assert "torch" not in closure
         assert "onnxruntime" not in closure

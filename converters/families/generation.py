@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from converters.checkpoint import reasons_of
-from serving.errors import UnsupportedCheckpoint
-from serving.manifest import DecodingDefaults, Limits
+from beamline.converters.checkpoint import reasons_of
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.contract.manifest import DecodingDefaults, Limits
 
 # What we can't do, and the values at which it does nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

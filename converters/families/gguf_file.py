@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gguf import GGUFReader
 
-from serving.errors import ConversionError
+from beamline.serving.errors import ConversionError
 
 _INSTEAD = "which transformers does not read from GGUF files; convert its Hugging Face directory instead"
 

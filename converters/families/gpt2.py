@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from converters.modules.causal import CausalConfig
+from beamline.converters.modules.causal import CausalConfig
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

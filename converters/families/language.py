@@ -17,15 +17,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from converters.base import Chat, Converter, Loaded
-from converters.checkpoint import read_json
-from converters.conversion import TextSide
-from converters.families import gpt2, llama
-from converters.families.generation import language_defaults
-from converters.modules.causal import CausalTransformer
-from converters.modules.causal_graphs import CausalSteps
-from serving.errors import ConversionError, UnsupportedCheckpoint
-from serving.manifest import Limits, Vocabulary
+from beamline.converters.base import Chat, Converter, Loaded
+from beamline.converters.checkpoint import read_json
+from beamline.converters.conversion import TextSide
+from beamline.converters.families import gpt2, llama
+from beamline.converters.families.generation import language_defaults
+from beamline.converters.modules.causal import CausalTransformer
+from beamline.converters.modules.causal_graphs import CausalSteps
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.serving.contract.manifest import Limits, Vocabulary
 
 FAMILIES: dict[str, ModuleType] = {"gpt2": gpt2, "llama": llama, "mistral": llama, "qwen2": llama}
 MAX_BEAM_SIZE = 16
@@ -117,7 +117,7 @@ def _unread(file: Path) -> list[str]:
     if missing:
         packages = " and ".join(missing)
         raise ConversionError(f"{file} is a GGUF file; to read it, install {packages}: pip install 'beamline[gguf]'")
-    from converters.families.gguf_file import unread  # only now: it may be missing
+    from beamline.converters.families.gguf_file import unread  # only now: it may be missing
 
     return unread(file)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from converters.families.gpt2 import ACTIVATIONS
-from converters.modules.causal import CausalConfig
+from beamline.converters.families.gpt2 import ACTIVATIONS
+from beamline.converters.modules.causal import CausalConfig
 
 # Rules by which positions are turned that are fixed once the checkpoint is known. Dynamic ones are, too, as far as the
 # model was trained; beyond that they would turn the whole cache anew as a text grows.

@@ -11,15 +11,15 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 from transformers.utils import logging as transformers_logging
 
-from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights
-from converters.conversion import TextSide
-from converters.families.generation import decoding_defaults
-from converters.families.reference import limits_of, vocabulary_of
-from converters.modules.transformer import Transformer, TransformerConfig
-from converters.modules.transformer_graphs import TransformerSteps
-from converters.tokenization import ConvertedTokenizer, from_marian
-from serving.errors import UnsupportedCheckpoint
+from beamline.converters.base import Converter, Loaded
+from beamline.converters.checkpoint import fill, read_json, read_weights
+from beamline.converters.conversion import TextSide
+from beamline.converters.families.generation import decoding_defaults
+from beamline.converters.families.reference import limits_of, vocabulary_of
+from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.tokenization import ConvertedTokenizer, from_marian
+from beamline.serving.errors import UnsupportedCheckpoint
 
 _REQUIRED = (
     "vocab_size",

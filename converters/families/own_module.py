@@ -1,4 +1,4 @@
-"""One's own nn.Module that follows `converters.own.OwnModule`: `beamline convert file.py:build --weights W ...`."""
+"""One's own nn.Module that follows `beamline.converters.own.OwnModule`: `beamline convert file.py:build --weights W ...`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from converters.base import Converter, Loaded, search_constants
-from converters.checkpoint import fill, read_weights
-from converters.families.generation import stated_defaults
-from converters.families.tokenizer_file import read_tokenizer
-from converters.own.check import Checker
-from converters.own.load import Origin, build
-from converters.own.protocol import Settings
-from converters.own.steps import OwnSteps
-from converters.own.trace import check_traceable
-from serving.manifest import Limits, Vocabulary
+from beamline.converters.base import Converter, Loaded, search_constants
+from beamline.converters.checkpoint import fill, read_weights
+from beamline.converters.families.generation import stated_defaults
+from beamline.converters.families.tokenizer_file import read_tokenizer
+from beamline.converters.own.check import Checker
+from beamline.converters.own.load import Origin, build
+from beamline.converters.own.protocol import Settings
+from beamline.converters.own.steps import OwnSteps
+from beamline.converters.own.trace import check_traceable
+from beamline.serving.contract.manifest import Limits, Vocabulary
 
 
 class OwnModuleConverter(Converter):

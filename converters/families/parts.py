@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
-from converters.base import Converter, Loaded
-from converters.families.generation import stated_defaults
-from converters.families.reference import Architecture, limits_of, vocabulary_of
-from converters.families.tokenizer_file import read_tokenizer
-from converters.modules.graphs import EncoderDecoder
+from beamline.converters.base import Converter, Loaded
+from beamline.converters.families.generation import stated_defaults
+from beamline.converters.families.reference import Architecture, limits_of, vocabulary_of
+from beamline.converters.families.tokenizer_file import read_tokenizer
+from beamline.converters.modules.graphs import EncoderDecoder
 
 
 class SequenceParts(BaseModel):

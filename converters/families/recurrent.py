@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights
-from converters.families.reference import config_of, loaded, with_tied
-from converters.modules.recurrent import Recurrent, RecurrentConfig
-from converters.modules.recurrent_graphs import RecurrentSteps
+from beamline.converters.base import Converter, Loaded
+from beamline.converters.checkpoint import fill, read_json, read_weights
+from beamline.converters.families.reference import config_of, loaded, with_tied
+from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.recurrent_graphs import RecurrentSteps
 
 MODEL_TYPE = "beamline_recurrent"
 

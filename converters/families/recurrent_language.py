@@ -29,16 +29,16 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from converters.base import Converter, Loaded
-from converters.checkpoint import every_reason, fill, read_json, read_weights, reasons_of
-from converters.families.tokenizer_file import read_tokenizer
-from converters.modules.recurrent_language import (
+from beamline.converters.base import Converter, Loaded
+from beamline.converters.checkpoint import every_reason, fill, read_json, read_weights, reasons_of
+from beamline.converters.families.tokenizer_file import read_tokenizer
+from beamline.converters.modules.recurrent_language import (
     RecurrentLanguageConfig,
     RecurrentLanguageModel,
     RecurrentLanguageSteps,
 )
-from serving.errors import UnsupportedCheckpoint
-from serving.manifest import DecodingDefaults, Limits, Vocabulary
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.contract.manifest import DecodingDefaults, Limits, Vocabulary
 
 FAMILY = "recurrent_language"
 MAX_BEAM_SIZE = 16

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from converters.checkpoint import fill, read_json, read_weights
-from converters.families.reference import TOKENIZER_FILE, config_of
-from converters.families.sentencepiece_text import SentencePieceText
-from converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
-from converters.pooled import LoadedPooled, PooledConverter
+from beamline.converters.checkpoint import fill, read_json, read_weights
+from beamline.converters.families.reference import TOKENIZER_FILE, config_of
+from beamline.converters.families.sentencepiece_text import SentencePieceText
+from beamline.converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
+from beamline.converters.pooled import LoadedPooled, PooledConverter
 
 MODEL_TYPE = "beamline_recurrent_pooled"
 

@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from converters.base import Converter, Loaded
-from converters.checkpoint import fill, read_json, read_weights, reasons_of
-from converters.families.generation import stated_defaults
-from converters.families.sentencepiece_text import SentencePieceText
-from converters.modules.graphs import EncoderDecoder
-from converters.modules.transformer import Transformer, TransformerConfig
-from converters.modules.transformer_graphs import TransformerSteps
-from serving.errors import UnsupportedCheckpoint
-from serving.manifest import Limits, Vocabulary
+from beamline.converters.base import Converter, Loaded
+from beamline.converters.checkpoint import fill, read_json, read_weights, reasons_of
+from beamline.converters.families.generation import stated_defaults
+from beamline.converters.families.sentencepiece_text import SentencePieceText
+from beamline.converters.modules.graphs import EncoderDecoder
+from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.contract.manifest import Limits, Vocabulary
 
 MODEL_TYPE = "beamline_transformer"
 TOKENIZER_FILE = "spm.model"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from converters.conversion import TextSide
-from converters.tokenization import from_sentencepiece
-from serving.errors import ConversionError
+from beamline.converters.conversion import TextSide
+from beamline.converters.tokenization import from_sentencepiece
+from beamline.serving.errors import ConversionError
 
 
 class SentencePieceText(TextSide):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from converters.conversion import TextSide
-from converters.families.sentencepiece_text import SentencePieceText
-from serving.errors import ConversionError
+from beamline.converters.conversion import TextSide
+from beamline.converters.families.sentencepiece_text import SentencePieceText
+from beamline.serving.errors import ConversionError
 
 
 class TokenizerJson(TextSide):

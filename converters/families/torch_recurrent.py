@@ -37,14 +37,14 @@ out. `examples/show_attend_tell.json` is such a config.
 
 from __future__ import annotations
 
-from converters.base import Loaded
-from converters.checkpoint import fill, read_parts, read_weights
-from converters.families.parts import PartsConverter
-from converters.families.torch_recurrent_original import Linear, Original
-from converters.families.torch_recurrent_weights import Parts, StateDict
-from converters.modules.recurrent import Recurrent
-from converters.modules.recurrent_graphs import RecurrentSteps
-from serving.errors import UnsupportedCheckpoint
+from beamline.converters.base import Loaded
+from beamline.converters.checkpoint import fill, read_parts, read_weights
+from beamline.converters.families.parts import PartsConverter
+from beamline.converters.families.torch_recurrent_original import Linear, Original
+from beamline.converters.families.torch_recurrent_weights import Parts, StateDict
+from beamline.converters.modules.recurrent import Recurrent
+from beamline.converters.modules.recurrent_graphs import RecurrentSteps
+from beamline.serving.errors import UnsupportedCheckpoint
 
 FAMILY = "torch_recurrent"
 

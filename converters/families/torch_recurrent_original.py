@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from converters.modules.recurrent_config import RecurrentConfig
+from beamline.converters.modules.recurrent_config import RecurrentConfig
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from converters.checkpoint import fill, read_parts, read_weights
-from converters.families.recurrent_pooled import manifest_settings
-from converters.families.tokenizer_file import read_tokenizer
-from converters.families.torch_recurrent_original import Linear, Stack
-from converters.families.torch_recurrent_weights import NamedTensors
-from converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
-from converters.pooled import LoadedPooled, PooledConverter
-from serving.errors import UnsupportedCheckpoint
+from beamline.converters.checkpoint import fill, read_parts, read_weights
+from beamline.converters.families.recurrent_pooled import manifest_settings
+from beamline.converters.families.tokenizer_file import read_tokenizer
+from beamline.converters.families.torch_recurrent_original import Linear, Stack
+from beamline.converters.families.torch_recurrent_weights import NamedTensors
+from beamline.converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
+from beamline.converters.pooled import LoadedPooled, PooledConverter
+from beamline.serving.errors import UnsupportedCheckpoint
 
 FAMILY = "torch_recurrent_pooled"
 

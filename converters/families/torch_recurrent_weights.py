@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from converters.families.parts import SequenceParts
-from converters.families.torch_recurrent_original import Linear, Stack
-from converters.modules.recurrent_config import RecurrentConfig
+from beamline.converters.families.parts import SequenceParts
+from beamline.converters.families.torch_recurrent_original import Linear, Stack
+from beamline.converters.modules.recurrent_config import RecurrentConfig
 
 _CELLS = {4: "lstm", 3: "gru"}  # by gates
 _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

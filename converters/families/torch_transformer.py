@@ -31,12 +31,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from converters.base import Loaded
-from converters.checkpoint import fill, read_parts, read_weights
-from converters.families.parts import PartsConverter, SequenceParts
-from converters.modules.transformer import Transformer, TransformerConfig
-from converters.modules.transformer_graphs import TransformerSteps
-from serving.errors import UnsupportedCheckpoint
+from beamline.converters.base import Loaded
+from beamline.converters.checkpoint import fill, read_parts, read_weights
+from beamline.converters.families.parts import PartsConverter, SequenceParts
+from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.serving.errors import UnsupportedCheckpoint
 
 FAMILY = "torch_transformer"
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from converters.modules.transformer import join_heads, split_heads
+from beamline.converters.modules.transformer import join_heads, split_heads
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

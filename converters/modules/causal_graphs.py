@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from converters.modules.causal import CausalAttention, CausalTransformer
-from converters.modules.graphs import Decoder
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.causal import CausalAttention, CausalTransformer
+from beamline.converters.modules.graphs import Decoder
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 PREFILL_INPUTS = ("tokens", "positions", "write_index", "visible")
 

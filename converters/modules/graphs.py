@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from converters.modules.sampling import Draws, alternatives, follow_draws
-from converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.sampling import Draws, alternatives, follow_draws
+from beamline.converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 STEP_INPUTS = (
     "tokens",

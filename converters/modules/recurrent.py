@@ -14,11 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.initial import reset
-from converters.modules.recurrent_cells import EncoderLayer, RunLayer, State, read_layers, reversed_places
-from converters.modules.recurrent_config import RecurrentConfig
-from converters.modules.recurrent_decoder import Bridge, Decoder, Memory
-from converters.modules.recurrent_loop import over_time
+from beamline.converters.modules.initial import reset
+from beamline.converters.modules.recurrent_cells import EncoderLayer, RunLayer, State, read_layers, reversed_places
+from beamline.converters.modules.recurrent_config import RecurrentConfig
+from beamline.converters.modules.recurrent_decoder import Bridge, Decoder, Memory
+from beamline.converters.modules.recurrent_loop import over_time
 
 __all__ = ["Memory", "Recurrent", "RecurrentConfig"]
 

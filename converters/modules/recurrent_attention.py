@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent_config import RecurrentConfig
+from beamline.converters.modules.recurrent_config import RecurrentConfig
 
 HIDDEN = -1e9  # the score of what can't be seen; finite, so that a softmax over it is a number
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from converters.modules.recurrent_config import GATES, EncoderStack
+from beamline.converters.modules.recurrent_config import GATES, EncoderStack
 
 State = tuple[Tensor, ...]  # (hidden,) or, of an LSTM, (hidden, cell)
 RunLayer = Callable[[Tensor, Tensor], tuple[Tensor, State]]  # as `EncoderLayer.forward`

@@ -13,9 +13,9 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent_attention import Attention
-from converters.modules.recurrent_cells import Cell, State
-from converters.modules.recurrent_config import RecurrentConfig
+from beamline.converters.modules.recurrent_attention import Attention
+from beamline.converters.modules.recurrent_cells import Cell, State
+from beamline.converters.modules.recurrent_config import RecurrentConfig
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent import Memory, Recurrent
-from converters.modules.recurrent_cells import Cell, EncoderLayer, State
-from converters.modules.recurrent_operator import onnx_order, run_operator
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.recurrent import Memory, Recurrent
+from beamline.converters.modules.recurrent_cells import Cell, EncoderLayer, State
+from beamline.converters.modules.recurrent_operator import onnx_order, run_operator
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 
 def _gates(cell: Cell, tensor: Tensor) -> Tensor:

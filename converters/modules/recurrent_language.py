@@ -13,11 +13,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent_cells import EncoderLayer, RunLayer, read_layers
-from converters.modules.recurrent_config import GATES, EncoderStack
-from converters.modules.recurrent_graphs import OnnxLayer
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.recurrent_cells import EncoderLayer, RunLayer, read_layers
+from beamline.converters.modules.recurrent_config import GATES, EncoderStack
+from beamline.converters.modules.recurrent_graphs import OnnxLayer
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 
 @dataclass(frozen=True)

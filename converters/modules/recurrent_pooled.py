@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.initial import reset
-from converters.modules.recurrent_cells import EncoderLayer, RunLayer, read_layers, reversed_places
-from converters.modules.recurrent_config import CHOICES, EncoderStack
-from converters.modules.recurrent_graphs import OnnxLayer
+from beamline.converters.modules.initial import reset
+from beamline.converters.modules.recurrent_cells import EncoderLayer, RunLayer, read_layers, reversed_places
+from beamline.converters.modules.recurrent_config import CHOICES, EncoderStack
+from beamline.converters.modules.recurrent_graphs import OnnxLayer
 
 POOLINGS = ("last", "mean", "max", "attention")
 _HIDDEN = -1e9  # the score of what is not there; finite, so that a softmax over it is a number

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from converters.modules.search import Beams
+from beamline.converters.modules.search import Beams
 
 # The most words that top_k and top_p look at: TensorRT's TopK ends at 3840, and a nucleus this wide is hardly a filter.
 # A wider nucleus is cut here.

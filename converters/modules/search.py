@@ -1,7 +1,7 @@
 """One step of beam search, as small tensor functions that end every step graph.
 
 The semantics are those of Hugging Face `generate`. What needs memory (finished hypotheses, length penalty, stop
-rules) is the host's; see `serving/engine/search.py`.
+rules) is the host's; see `serving/engine/search/beam_search.py`.
 B requests, K beams, V words, M = candidates per request, E edits per beam.
 """
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from converters.modules.initial import reset
+from beamline.converters.modules.initial import reset
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from converters.modules.transformer import CrossAttention, SelfAttention, Transformer, visible_to_all
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.transformer import CrossAttention, SelfAttention, Transformer, visible_to_all
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 
 class TransformerSteps(nn.Module):

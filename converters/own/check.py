@@ -12,11 +12,11 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.tree import Tree
-from converters.own.load import Origin
-from converters.own.protocol import OwnModule, Settings, Step, Stepped
-from serving.errors import UnsupportedCheckpoint
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.tree import Tree
+from beamline.converters.own.load import Origin
+from beamline.converters.own.protocol import OwnModule, Settings, Step, Stepped
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ class Checker:
             f"it has no method {name!r}" for name in _METHODS if not callable(getattr(self.module, name, None))
         ]
         if not isinstance(getattr(self.module, "settings", None), Settings):
-            self.reasons.append("its attribute 'settings' must be a converters.own.Settings")
+            self.reasons.append("its attribute 'settings' must be a beamline.converters.own.Settings")
 
     def _declarations(self) -> None:
         settings, declared = self.own.settings, self._call("states", lambda: list(self.own.states()))
@@ -219,7 +219,7 @@ class Checker:
 
     def _stepped(self, what: str, found: object, tensors: Sequence[StateTensor], axes: Mapping[str, int]) -> None:
         if not isinstance(found, Stepped):
-            self.reasons.append(f"{what} returned {type(found).__name__}; it must be a converters.own.Stepped")
+            self.reasons.append(f"{what} returned {type(found).__name__}; it must be a beamline.converters.own.Stepped")
             return
         words = self.own.settings.target_vocab_size
         self._tensor(f"{what}: 'logits'", found.logits, ["B", "K", words], axes, "float32")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from serving.errors import ConversionError
+from beamline.serving.errors import ConversionError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from converters.modules.tree import Tree
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 DType = Literal["float32", "float16", "bool", "int64"]
 

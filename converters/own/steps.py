@@ -7,10 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent_loop import over_time
-from converters.modules.tree import Tree
-from converters.own.protocol import OwnModule, Step, Stepped
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.modules.recurrent_loop import over_time
+from beamline.converters.modules.tree import Tree
+from beamline.converters.own.protocol import OwnModule, Step, Stepped
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 SOURCE_MASK = StateTensor(name="source_mask", kind=StateKind.MEMORY, dtype="bool", shape=("B", "S"))
 

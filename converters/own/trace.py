@@ -8,11 +8,11 @@ import torch
 from torch.onnx._internal.exporter._flags import set_onnx_exporting_flag
 from torch.utils._pytree import tree_map
 
-from converters.export import TracedGraph, graphs_of, quiet
-from converters.modules.graphs import SearchConstants
-from converters.own.load import Origin
-from converters.own.steps import OwnSteps
-from serving.errors import UnsupportedCheckpoint
+from beamline.converters.export import TracedGraph, graphs_of, quiet
+from beamline.converters.modules.graphs import SearchConstants
+from beamline.converters.own.load import Origin
+from beamline.converters.own.steps import OwnSteps
+from beamline.serving.errors import UnsupportedCheckpoint
 
 _METHODS = {"encoder": "encode or initial_state", "step": "step", "score": "step, over a whole target,"}
 

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from converters.weights import restore_full_precision
-from serving.manifest import StateKind, StateTensor
+from beamline.converters.weights import restore_full_precision
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 HALF_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 FULL = ir.DataType.FLOAT

@@ -4,7 +4,7 @@ Only matrices of products: they are most of a model, and read as a whole at ever
 embedding, with or without the output layer tied to it), and what has no whole blocks gets 8 bits.
 
 A matrix [in, out] is stored as [out, in] and turned around by the graph, so that the numbers of a block lie beside each
-other: as `MatMulNBits` wants them, into which a server on a CPU turns the product (`serving/backends/int4_dialect.py`).
+other: as `MatMulNBits` wants them, into which a server on a CPU turns the product (`serving/rewrites/int4.py`).
 Symmetric, because TensorRT takes no other zero.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from converters.passes.int8 import SMALLEST, add_initializer, put_in_place, quantise_weights
+from beamline.converters.passes.int8 import SMALLEST, add_initializer, put_in_place, quantise_weights
 
 BLOCK = 32
 LOWEST, HIGHEST = -8, 7

@@ -1,7 +1,7 @@
 """8-bit weights, portably: each large matrix becomes int8 behind a per-channel `DequantizeLinear`.
 
 Every runtime understands that, TensorRT too. What makes it fast on a CPU (8-bit products) is derived from it when a
-server loads the graph; see `serving/backends/dialect.py`.
+server loads the graph; see `serving/rewrites/quantized.py`.
 
 A channel is what one output of a product sums over: a column of a matrix [in, out]; a row of an embedding [words,
 width], which is also what a lookup takes and, where the output layer is tied to it, what gives one word's logit.
@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from serving.manifest import LARGEST_PAIR
+from beamline.serving.contract.manifest import LARGEST_PAIR
 
 SMALLEST = 1024  # elements; what is smaller costs nothing in full precision
 LARGEST = 127  # symmetric: -128 has no counterpart

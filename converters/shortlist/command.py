@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from converters.text_file import read_lines
-from converters.version_folder import add_version_arguments, version_folder
+from beamline.converters.text_file import read_lines
+from beamline.converters.version_folder import add_version_arguments, version_folder
 
 HELP = "learn from parallel text which words a translation may need, for faster decoding"
 
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from converters.shortlist.lexicon import Wanted, add_to_version, make_lexicon, tokenised
-    from serving.errors import ConversionError
-    from serving.manifest import read_manifest
+    from beamline.converters.shortlist.lexicon import Wanted, add_to_version, make_lexicon, tokenised
+    from beamline.serving.errors import ConversionError
+    from beamline.serving.contract.manifest import read_manifest
 
     if min(arguments.best, arguments.frequent, arguments.rounds) < 1:
         raise ConversionError("--best, --frequent and --rounds are whole numbers from 1 on")

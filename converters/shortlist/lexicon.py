@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from converters.shortlist.alignment import LONGEST, Ints, Sentences, learn
-from converters.whole_file import write_whole
-from serving.errors import ConversionError
-from serving.manifest import MANIFEST_FILE, File, Manifest
-from serving.shortlist import Lexicon
-from serving.tokenizer import TextTokenizer
+from beamline.converters.shortlist.alignment import LONGEST, Ints, Sentences, learn
+from beamline.converters.whole_file import write_whole
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import MANIFEST_FILE, File, Manifest
+from beamline.serving.contract.shortlist import Lexicon
+from beamline.serving.text.tokenizer import TextTokenizer
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # what sentencepiece spells unknown characters with
 _BATCH = 10_000  # lines that are tokenised at once

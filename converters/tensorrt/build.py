@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from converters.tensorrt import lint
-from converters.tensorrt.graph import Graph
-from converters.tensorrt.library import Library, Protocol, logger_for
-from converters.tensorrt.profiles import Extent, profile
-from converters.whole_file import write_whole
-from serving.errors import ConversionError
-from serving.manifest import AnyManifest, File
-from serving.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
+from beamline.converters.tensorrt import lint
+from beamline.converters.tensorrt.graph import Graph
+from beamline.converters.tensorrt.library import Library, Protocol, logger_for
+from beamline.converters.tensorrt.profiles import Extent, profile
+from beamline.converters.whole_file import write_whole
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import AnyManifest, File
+from beamline.serving.contract.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
 
 CURRENT = "current"  # the GPU that is there
 # Operators that must have become one layer each: decomposed into others, they would be slow or copy the cache.

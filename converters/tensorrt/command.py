@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converters.version_folder import add_version_arguments, version_folder
+from beamline.converters.version_folder import add_version_arguments, version_folder
 
 if TYPE_CHECKING:  # at run time only where it is needed: a command must load without it
-    from converters.tensorrt.library import Library
-    from converters.tensorrt.version import Wanted
+    from beamline.converters.tensorrt.library import Library
+    from beamline.converters.tensorrt.version import Wanted
 
 HELP = "build TensorRT plans for a model of a repository"
 
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple[Library, Wanted]:
     """Raises a `ConversionError` where that can't be, before a conversion has taken its minutes."""
-    from converters.tensorrt.build import check_capability
-    from converters.tensorrt.library import find_library
-    from converters.tensorrt.version import Wanted, checked_capabilities
-    from serving.errors import ConversionError
+    from beamline.converters.tensorrt.build import check_capability
+    from beamline.converters.tensorrt.library import find_library
+    from beamline.converters.tensorrt.version import Wanted, checked_capabilities
+    from beamline.serving.errors import ConversionError
 
     library = find_library(arguments.library)
     capabilities = checked_capabilities(arguments.compute_capability, library, _present())
@@ -55,8 +55,8 @@ def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple
 
 
 def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
-    from converters.tensorrt.version import Outcome, build_version
-    from serving.manifest import read_any_manifest
+    from beamline.converters.tensorrt.version import Outcome, build_version
+    from beamline.serving.contract.manifest import read_any_manifest
 
     library, wanted = what_to_build(arguments, rebuild)
 
@@ -72,14 +72,14 @@ def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = Fa
 
 
 def _present() -> str | None:
-    from serving.backends.probe import probe
+    from beamline.serving.backends.probe import probe
 
     devices = probe().devices
     return devices[0].capability if devices else None
 
 
 def _buckets(text: str | None) -> tuple[int, ...]:
-    from serving.errors import ConversionError
+    from beamline.serving.errors import ConversionError
 
     try:
         sizes = tuple(int(part) for part in (text or "").split(",") if part.strip())

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from serving.errors import ConversionError
+from beamline.serving.errors import ConversionError
 
 MODULES = ("tensorrt", "tensorrt_rtx")
 # It says this of every int64 tensor. We bind them as int64, so there is nothing to make sure of.

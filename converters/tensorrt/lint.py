@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from converters.tensorrt.graph import CACHE_AXIS, Graph, all_nodes, axes_of
+from beamline.converters.tensorrt.graph import CACHE_AXIS, Graph, all_nodes, axes_of
 
 MOST_CANDIDATES = 3840  # of TopK
 

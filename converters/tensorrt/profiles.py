@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from converters.tensorrt.graph import CACHE_AXIS, Graph
-from serving.errors import ConversionError
-from serving.manifest import AnyManifest, Manifest, PooledManifest
-from serving.tensorrt_plans import ShapeRange
+from beamline.converters.tensorrt.graph import CACHE_AXIS, Graph
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
+from beamline.serving.contract.tensorrt_plans import ShapeRange
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
 _USUAL_LENGTH = 32

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.tensorrt.build import CURRENT, build, save
-from converters.tensorrt.graph import Graph, load
-from converters.tensorrt.library import Library
-from converters.tensorrt.profiles import Extent, chosen_buckets, extents
-from serving.errors import ConversionError, ModelError
-from serving.manifest import AnyManifest
-from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
+from beamline.converters.tensorrt.build import CURRENT, build, save
+from beamline.converters.tensorrt.graph import Graph, load
+from beamline.converters.tensorrt.library import Library
+from beamline.converters.tensorrt.profiles import Extent, chosen_buckets, extents
+from beamline.serving.errors import ConversionError, ModelError
+from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
 
 CAPABILITIES = ("80", "86", "89", "120")
 

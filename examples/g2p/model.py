@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from converters.own import Settings, Step, Stepped, read_sequence, recurrent
+from beamline.converters.own import Settings, Step, Stepped, read_sequence, recurrent
 
 LETTERS, PHONEMES, WIDTH = 29, 74, 256
 LONGEST = 20  # phonemes; the package stops there, too

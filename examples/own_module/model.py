@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from converters.own import Settings, Step, Stepped, memory, read_sequence, recurrent
+from beamline.converters.own import Settings, Step, Stepped, memory, read_sequence, recurrent
 
 WIDTH = 48
 SOURCE_WORDS = ["<pad>", "</s>", *"0123456789"]

@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from converters.own.steps import OwnSteps
+from beamline.converters.own.steps import OwnSteps
 from examples.own_module.model import SOURCE_WORDS, TARGET_WORDS, Digits
 
 LONGEST = 8

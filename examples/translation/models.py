@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from converters.modules.recurrent import Recurrent, RecurrentConfig
-from converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.transformer import Transformer, TransformerConfig
 from examples.translation.data import END, PAD, START
 from examples.translation.settings import SERVED
 

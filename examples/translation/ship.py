@@ -36,7 +36,7 @@ MOST_MEGABYTES = 15.0
 
 def beamline(*arguments: str | Path) -> str:
     """Its standard output; what it says otherwise is shown."""
-    command = [sys.executable, "-m", "serving.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "beamline.serving.cli", *map(str, arguments)]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from loadtest.errors import LoadTestError
+from beamline.loadtest.errors import LoadTestError
 
 FORMAT = "beamline.loadtest"
 FORMAT_VERSION = 1

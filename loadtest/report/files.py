@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.errors import LoadTestError
-from loadtest.record import Records, write_csv
-from loadtest.report.document import Report
-from loadtest.report.markdown import markdown
-from loadtest.report.page import page
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.record import Records, write_csv
+from beamline.loadtest.report.document import Report
+from beamline.loadtest.report.markdown import markdown
+from beamline.loadtest.report.page import page
 
 _REPORT = "report.json"
 

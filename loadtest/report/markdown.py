@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadtest import units
-from loadtest.report.document import Report, Stage
-from loadtest.report.remarks import label, remarks
-from loadtest.report.table import value
+from beamline.loadtest import units
+from beamline.loadtest.report.document import Report, Stage
+from beamline.loadtest.report.remarks import label, remarks
+from beamline.loadtest.report.table import value
 
 _SHARES = (0.5, 0.95, 0.99)
 

@@ -6,7 +6,7 @@ import html
 import json
 from importlib import resources
 
-from loadtest.report.document import Report
+from beamline.loadtest.report.document import Report
 
 
 def page(report: Report) -> str:

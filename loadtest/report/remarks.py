@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from loadtest import units
-from loadtest.report.document import Report, Stage
+from beamline.loadtest import units
+from beamline.loadtest.report.document import Report, Stage
 
 
 class Kind(Enum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadtest import units
-from loadtest.report.document import Distribution, Percentile, Report, Stage
-from loadtest.report.remarks import Kind, remarks
+from beamline.loadtest import units
+from beamline.loadtest.report.document import Distribution, Percentile, Report, Stage
+from beamline.loadtest.report.remarks import Kind, remarks
 
 _HEADS = {Kind.STOPPED: "STOPPED EARLY", Kind.NOT_RUN: "NOT RUN", Kind.STATUS: "failed", Kind.NOTE: "note"}
 

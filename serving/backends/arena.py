@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.base import Shape
-from serving.manifest import StateKind, StateTensor
+from beamline.serving.contract.backend import Shape
+from beamline.serving.contract.manifest import StateKind, StateTensor
 
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 _POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it

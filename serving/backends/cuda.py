@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.errors import ComputeError, ModelError
+from beamline.serving.errors import ComputeError, ModelError
 
 _current = threading.local()  # the device that this thread has told CUDA that it means
 

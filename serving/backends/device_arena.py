@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
-from serving.errors import ModelError
+from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.errors import ModelError
 
 Sizes = Mapping[str, int]
 

@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.base import DEAD, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
-from serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, sizes_of
-from serving.backends.device_arena import DeviceArena
-from serving.backends.device_blocks import Block
-from serving.backends.device_once import OnceRunner, check_slots, named_sizes
-from serving.backends.padding import pad, score_feeds
-from serving.engine.request import Source
-from serving.errors import ComputeError, InvalidRequest
-from serving.manifest import Manifest, StateKind
+from beamline.serving.contract.backend import DEAD, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
+from beamline.serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, sizes_of
+from beamline.serving.backends.device_arena import DeviceArena
+from beamline.serving.backends.device_blocks import Block
+from beamline.serving.backends.device_once import OnceRunner, check_slots, named_sizes
+from beamline.serving.backends.padding import pad, score_feeds
+from beamline.serving.engine.request import Source
+from beamline.serving.errors import ComputeError, InvalidRequest
+from beamline.serving.contract.manifest import Manifest, StateKind
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam; room for longer lists is made when they come

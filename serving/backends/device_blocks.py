@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
 
 
 class Block:

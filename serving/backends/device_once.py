@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.base import Floats
-from serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, aligned, sizes_of
-from serving.backends.padding import pad
-from serving.errors import ModelError
-from serving.manifest import PooledManifest
+from beamline.serving.contract.backend import Floats
+from beamline.serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, aligned, sizes_of
+from beamline.serving.backends.padding import pad
+from beamline.serving.errors import ModelError
+from beamline.serving.contract.manifest import PooledManifest
 
 Tensors = dict[str, DeviceTensor]
 

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from serving.backends.base import REPORTED, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
-from serving.engine.request import Source
-from serving.manifest import (
+from beamline.serving.contract.backend import REPORTED, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
+from beamline.serving.engine.request import Source
+from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,
     Graphs,

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable
 
-from serving.errors import ModelError
+from beamline.serving.errors import ModelError
 
 _COMPLAINT = b"in-place optimization not activated"
 

@@ -16,8 +16,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from serving.backends.arena import Arena, sizes
-from serving.backends.base import (
+from beamline.serving.backends.arena import Arena, sizes
+from beamline.serving.contract.backend import (
     DEAD,
     REPORTED,
     Floats,
@@ -29,18 +29,18 @@ from serving.backends.base import (
     StepInputs,
     StepOutputs,
 )
-from serving.backends.dialect import in_dialect
-from serving.backends.in_place import refuse_copies
-from serving.backends.padding import pad, score_feeds
-from serving.backends.plain_step import PLAIN, with_plain_branch
-from serving.backends.prompt_room import Prefix, PromptRoom, by_parts, touch_a_part
-from serving.backends.session import Pass, open_session
-from serving.backends.shortlist import Shortlist
-from serving.backends.shortlist_graph import WORDS, with_shortlist
-from serving.engine.request import Source
-from serving.errors import ModelError
-from serving.manifest import Manifest, StateKind, StateTensor
-from serving.shortlist import load_lexicon
+from beamline.serving.rewrites.quantized import in_dialect
+from beamline.serving.backends.in_place import refuse_copies
+from beamline.serving.backends.padding import pad, score_feeds
+from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
+from beamline.serving.backends.prompt_cache import Prefix, PromptRoom, by_parts, touch_a_part
+from beamline.serving.backends.session import Pass, open_session
+from beamline.serving.backends.shortlist import Shortlist
+from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
+from beamline.serving.engine.request import Source
+from beamline.serving.errors import ModelError
+from beamline.serving.contract.manifest import Manifest, StateKind, StateTensor
+from beamline.serving.contract.shortlist import load_lexicon
 
 # The search's own tensors: they live in slots as the model's do.
 _CARRIED = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from serving.backends.base import Floats
-from serving.backends.padding import pad
-from serving.backends.session import open_session
-from serving.manifest import PooledManifest
+from beamline.serving.contract.backend import Floats
+from beamline.serving.backends.padding import pad
+from beamline.serving.backends.session import open_session
+from beamline.serving.contract.manifest import PooledManifest
 
 
 class OnnxRuntimePooled:

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
-from serving.errors import ModelError
+from beamline.serving.errors import ModelError
 
 # What the runtime would make of a sum and the norm behind it takes three times as long as the two.
 _SLOWER = ("SkipLayerNormFusion",)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.base import Ints
-from serving.backends.shortlist_graph import MASK, POSITIONS, WORDS
-from serving.manifest import Manifest
-from serving.shortlist import Lexicon
+from beamline.serving.contract.backend import Ints
+from beamline.serving.rewrites.shortlist import MASK, POSITIONS, WORDS
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.shortlist import Lexicon
 
 _NOWHERE = 0  # the place of all words that are not in the list; nobody may choose it
 _BLOCK = 64  # the list's length is a multiple of this, which matrix kernels like

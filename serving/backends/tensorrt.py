@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
-from serving.errors import ComputeError, ModelError
-from serving.manifest import AnyManifest
-from serving.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
+from beamline.serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
+from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from contextlib import ExitStack
 
-from protos import beamline_pb2 as pb
-from serving.commands.lines import add_text_arguments, client_for, lines_of
-from serving.errors import BeamlineError
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.serving.errors import BeamlineError
 
 HELP = "classify texts with a running server"
 

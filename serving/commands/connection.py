@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from serving.client import Credentials
+from beamline.serving.commands.client import Credentials
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:

@@ -8,10 +8,10 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.devices import Choice, Machine, choose, look
-from serving.errors import BeamlineError, ModelError
-from serving.manifest import read_any_manifest
-from serving.tensorrt_plans import PlanCard, read_cards, stale
+from beamline.serving.backends.devices import Choice, Machine, choose, look
+from beamline.serving.errors import BeamlineError, ModelError
+from beamline.serving.contract.manifest import read_any_manifest
+from beamline.serving.contract.tensorrt_plans import PlanCard, read_cards, stale
 
 HELP = "say what this machine can run, and what to install for the rest"
 

@@ -6,8 +6,8 @@ import argparse
 import json
 from contextlib import ExitStack
 
-from protos import beamline_pb2 as pb
-from serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
 
 HELP = "turn texts into vectors with a running server"
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from protos import beamline_pb2 as pb
-from serving.client import FILE_BLOCK, FILE_WINDOW, CallFailed, Client
-from serving.commands.connection import add_connection, credentials_of
-from serving.config import ServeConfig
-from serving.errors import BeamlineError
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.client import FILE_BLOCK, FILE_WINDOW, CallFailed, Client
+from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.config import ServeConfig
+from beamline.serving.errors import BeamlineError
 
 HELP = "measure translation quality (BLEU, chrF) against references"
 
@@ -119,7 +119,7 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     if args.repo is None:
         yield args.target
         return
-    from serving.server import Server  # only here: a client needs no runtime
+    from beamline.serving.server import Server  # only here: a client needs no runtime
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from protos import beamline_pb2 as pb
-from serving.client import Client
-from serving.commands.connection import add_connection, credentials_of
-from serving.errors import BeamlineError
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.client import Client
+from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.errors import BeamlineError
 
 HELP = "continue a prompt with a running server's language model"
 

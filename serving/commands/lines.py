@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from serving.client import FILE_BLOCK, FILE_WINDOW, Client
-from serving.commands.connection import add_connection, credentials_of
-from serving.errors import BeamlineError
+from beamline.serving.commands.client import FILE_BLOCK, FILE_WINDOW, Client
+from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.errors import BeamlineError
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from serving.admin import AdminClient
-from serving.commands.connection import add_credentials, credentials_of
-from serving.errors import BeamlineError
-from serving.repository import ModelVersion, newest, scan
-from serving.settings import problems_of
+from beamline.serving.commands.admin import AdminClient
+from beamline.serving.commands.connection import add_credentials, credentials_of
+from beamline.serving.errors import BeamlineError
+from beamline.serving.models.repository import ModelVersion, newest, scan
+from beamline.serving.models.settings import problems_of
 
 HELP = "list the models of a repository, or of a running server"
 

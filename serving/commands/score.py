@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from protos import beamline_pb2 as pb
-from serving.client import Client
-from serving.commands.connection import add_connection, credentials_of
-from serving.errors import BeamlineError
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.client import Client
+from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.errors import BeamlineError
 
 HELP = "score texts with a running server: log-probability, perplexity and the text, by line"
 

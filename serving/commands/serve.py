@@ -9,13 +9,13 @@ import os
 import signal
 from pathlib import Path
 
-from serving.config import MIB, ServeConfig, TextLimits
-from serving.devices import WISHES
-from serving.errors import BeamlineError
-from serving.logs import LEVELS, LogFormat, configure
-from serving.security.tls import TlsFiles
-from serving.server import Server
-from serving.settings import MOST_SLOWDOWN
+from beamline.serving.config import MIB, ServeConfig, TextLimits
+from beamline.serving.backends.devices import WISHES
+from beamline.serving.errors import BeamlineError
+from beamline.serving.telemetry.logs import LEVELS, LogFormat, configure
+from beamline.serving.security.tls import TlsFiles
+from beamline.serving.server import Server
+from beamline.serving.models.settings import MOST_SLOWDOWN
 
 HELP = "serve the models of a repository over gRPC"
 

@@ -8,8 +8,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from serving.errors import BeamlineError
-from serving.security.tokens import Scope, new_token, read_tokens
+from beamline.serving.errors import BeamlineError
+from beamline.serving.security.tokens import Scope, new_token, read_tokens
 
 HELP = "make a bearer token for a server"
 

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 
 from tqdm import tqdm
 
-from protos import beamline_pb2 as pb
-from serving.client import CallFailed
-from serving.commands.lines import add_text_arguments, client_for, lines_of
-from serving.errors import BeamlineError
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.commands.client import CallFailed
+from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.serving.errors import BeamlineError
 
 HELP = "translate texts with a running server"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from serving.errors import Overloaded
+from beamline.serving.errors import Overloaded
 
 _WEIGHT = 0.1  # of the newest observation: the last ten or twenty requests count
 _UNKNOWN = 1.0  # what to wait before trying again, where nothing was measured yet; seconds

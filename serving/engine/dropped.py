@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from serving.engine.scheduler import Reason
-from serving.engine.stats import Outcome
-from serving.errors import Cancelled, DeadlinePassed, Overloaded
+from beamline.serving.engine.scheduler import Reason
+from beamline.serving.contract.stats import Outcome
+from beamline.serving.errors import Cancelled, DeadlinePassed, Overloaded
 
 DROPPED: dict[Reason, tuple[Callable[[], Exception], Outcome]] = {
     Reason.CANCELLED: (lambda: Cancelled("cancelled by the client"), Outcome.CANCELLED),

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from serving.backends.base import Shape
-from serving.manifest import Manifest
+from beamline.serving.contract.backend import Shape
+from beamline.serving.contract.manifest import Manifest
 
 _SMALLEST = 32
 

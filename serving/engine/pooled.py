@@ -15,16 +15,16 @@ from typing import Protocol
 
 import numpy as np
 
-from serving.backends.base import Floats
-from serving.calls import DEFAULT_PRIORITY
-from serving.engine.admission import Admission
-from serving.engine.dropped import DROPPED
-from serving.engine.inbox import Inbox
-from serving.engine.request import Timings
-from serving.engine.scheduler import Scheduler
-from serving.engine.stats import Finished, Outcome, StepStats
-from serving.errors import ComputeError
-from serving.manifest import PooledManifest
+from beamline.serving.contract.backend import Floats
+from beamline.serving.contract.call import DEFAULT_PRIORITY
+from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.dropped import DROPPED
+from beamline.serving.engine.queue import Inbox
+from beamline.serving.engine.request import Timings
+from beamline.serving.engine.scheduler import Scheduler
+from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.errors import ComputeError
+from beamline.serving.contract.manifest import PooledManifest
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.backends.base import Ints
+from beamline.serving.contract.backend import Ints
 
 WORTHWHILE = 16  # tokens; fewer are computed faster than kept
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.calls import DEFAULT_PRIORITY
+from beamline.serving.contract.call import DEFAULT_PRIORITY
 
 _ids = itertools.count(1)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from serving.engine.line import Line
+from beamline.serving.engine.priority_queue import Line
 
 
 class Schedulable(Protocol):

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from serving.backends.base import Backend
-from serving.calls import DEFAULT_PRIORITY
-from serving.engine.admission import Admission
-from serving.engine.dropped import DROPPED
-from serving.engine.inbox import Inbox
-from serving.engine.request import next_id
-from serving.engine.scheduler import Scheduler
-from serving.engine.stats import Finished, Outcome
-from serving.errors import ComputeError, RequestError
+from beamline.serving.contract.backend import Backend
+from beamline.serving.contract.call import DEFAULT_PRIORITY
+from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.dropped import DROPPED
+from beamline.serving.engine.queue import Inbox
+from beamline.serving.engine.request import next_id
+from beamline.serving.engine.scheduler import Scheduler
+from beamline.serving.contract.stats import Finished, Outcome
+from beamline.serving.errors import ComputeError, RequestError
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serving.errors import Forbidden, Unauthenticated
-from serving.security.tokens import Client, Scope, TokenFile
+from beamline.serving.errors import Forbidden, Unauthenticated
+from beamline.serving.security.tokens import Client, Scope, TokenFile
 
 # Whoever decides whether we live asks without credentials.
 _OPEN_SERVICES = ("grpc.health.v1.Health",)

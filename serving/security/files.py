@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from serving.errors import BeamlineError
+from beamline.serving.errors import BeamlineError
 
 log = logging.getLogger(__name__)
 

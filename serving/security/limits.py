@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from serving.errors import Overloaded
+from beamline.serving.errors import Overloaded
 
 
 class ClientLimit:

@@ -10,8 +10,8 @@ from typing import cast
 
 import grpc
 
-from serving.errors import BeamlineError
-from serving.security.files import Reloaded
+from beamline.serving.errors import BeamlineError
+from beamline.serving.security.files import Reloaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from serving.errors import BeamlineError, Unauthenticated
-from serving.security.files import Reloaded
+from beamline.serving.errors import BeamlineError, Unauthenticated
+from beamline.serving.security.files import Reloaded
 
 
 class Scope(StrEnum):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos import beamline_pb2 as pb
-from serving.engine.request import Alternatives, FinishReason, Hypothesis, Piece
-from serving.text.pieces import Detokenizer, StopStrings
-from serving.text.protocol import Tokenizer
-from serving.text.replies import FINISH_REASON
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.request import Alternatives, FinishReason, Hypothesis, Piece
+from beamline.serving.text.detokenizer import Detokenizer, StopStrings
+from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.replies import FINISH_REASON
 
 _CONTEXT = 6  # tokens of the prompt that the first word's spelling may depend on
 

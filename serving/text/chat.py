@@ -11,7 +11,7 @@ import jinja2
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from serving.errors import InvalidRequest, ModelError
+from beamline.serving.errors import InvalidRequest, ModelError
 
 
 class ChatTemplate:

@@ -6,12 +6,12 @@ import math
 import secrets
 from dataclasses import dataclass
 
-from protos import beamline_pb2 as pb
-from serving.backends.base import REPORTED
-from serving.engine.request import DecodingOptions
-from serving.errors import InvalidRequest
-from serving.text.protocol import ModelCard
-from serving.text.values import (
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.contract.backend import REPORTED
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.model_card import ModelCard
+from beamline.serving.text.option_values import (
     LENGTH_PENALTY,
     REPETITION_PENALTY,
     early_stopping,

@@ -7,20 +7,20 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from protos import beamline_pb2 as pb
-from serving.bridge import Job, ModelEngine
-from serving.config import TextLimits
-from serving.engine.request import Result
-from serving.errors import InvalidRequest
-from serving.streams import Stream
-from serving.text.answers import Answer
-from serving.text.chat import ChatTemplate
-from serving.text.generation_options import GenerationOptions, generation_options
-from serving.text.host_work import HostWork, Told, nobody
-from serving.text.protocol import ModelCard, Tokenizer
-from serving.text.replies import milliseconds
-from serving.text.scoring import TextScorer
-from serving.text.workers import run_where_it_fits
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.async_engine import Job, ModelEngine
+from beamline.serving.config import TextLimits
+from beamline.serving.engine.request import Result
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.engine.stream import Stream
+from beamline.serving.text.answers import Answer
+from beamline.serving.text.chat import ChatTemplate
+from beamline.serving.text.generation_options import GenerationOptions, generation_options
+from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.model_card import ModelCard, Tokenizer
+from beamline.serving.text.replies import milliseconds
+from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.workers import run_where_it_fits
 
 _MAX_MESSAGES = 1024
 

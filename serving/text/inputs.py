@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protos import beamline_pb2 as pb
-from serving.bridge import Job
-from serving.config import TextLimits
-from serving.engine.request import DecodingOptions
-from serving.errors import InvalidRequest
-from serving.text.options import bounded_by_source, decoding_options
-from serving.text.parts import Layout, split
-from serving.text.protocol import ModelCard, Tokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.async_engine import Job
+from beamline.serving.config import TextLimits
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.options import bounded_by_source, decoding_options
+from beamline.serving.text.splitting import Layout, split
+from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from protos import beamline_pb2 as pb
-from serving.engine.request import DecodingOptions
-from serving.errors import InvalidRequest
-from serving.manifest import DecodingDefaults
-from serving.text.protocol import ModelCard, Tokenizer
-from serving.text.values import (
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.contract.manifest import DecodingDefaults
+from beamline.serving.text.model_card import ModelCard, Tokenizer
+from beamline.serving.text.option_values import (
     LENGTH_PENALTY,
     REPETITION_PENALTY,
     early_stopping,

@@ -10,16 +10,16 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from protos import beamline_pb2 as pb
-from serving.backends.base import Floats
-from serving.bridge import Resolve, answer_all
-from serving.calls import current_call
-from serving.config import TextLimits
-from serving.engine.pooled import Pooled, PooledRequest
-from serving.errors import InvalidRequest
-from serving.manifest import PooledManifest
-from serving.text.host_work import HostWork, Told, nobody
-from serving.text.protocol import Tokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.contract.backend import Floats
+from beamline.serving.engine.async_engine import Resolve, answer_all
+from beamline.serving.contract.call import current_call
+from beamline.serving.config import TextLimits
+from beamline.serving.engine.pooled import Pooled, PooledRequest
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.model_card import Tokenizer
 
 _LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
 _POOLINGS = {

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos import beamline_pb2 as pb
-from serving.engine.request import FinishReason, Hypothesis, Result, Timings
-from serving.text.inputs import PreparedInput
-from serving.text.protocol import Tokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.request import FinishReason, Hypothesis, Result, Timings
+from beamline.serving.text.inputs import PreparedInput
+from beamline.serving.text.model_card import Tokenizer
 
 FINISH_REASON = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from protos import beamline_pb2 as pb
-from serving.bridge import Pair, Scorer, score_all
-from serving.config import TextLimits
-from serving.errors import InvalidRequest
-from serving.text.host_work import HostWork, Told, nobody
-from serving.text.protocol import ModelCard, Tokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.async_engine import Pair, Scorer, score_all
+from beamline.serving.config import TextLimits
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 _MAX_TEXTS = 256
 _MAX_TOKENS = 16384  # of one call

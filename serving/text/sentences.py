@@ -1,7 +1,7 @@
 """Where sentences end: a few careful rules for all languages.
 
 In doubt the text is not split. Two sentences in one part are translated nearly as well as apart, while half a
-sentence is translated badly; parts that are too long for the model are cut later (`serving/text/parts.py`).
+sentence is translated badly; parts that are too long for the model are cut later (`serving/text/splitting.py`).
 Every step is linear in the text: it comes from strangers.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from serving.text.abbreviations import BEFORE_NUMBER, DOTTED_THAT_END, NEVER_END
+from beamline.serving.text.abbreviations import BEFORE_NUMBER, DOTTED_THAT_END, NEVER_END
 
 _LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 _TERMINATORS = frozenset(".!?…‽؟۔।॥։።")

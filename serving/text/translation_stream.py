@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.bridge import Job
-from serving.engine.request import Piece, Result
-from serving.text.inputs import PreparedInput
-from serving.text.pieces import Detokenizer
-from serving.text.protocol import Tokenizer
+from beamline.serving.engine.async_engine import Job
+from beamline.serving.engine.request import Piece, Result
+from beamline.serving.text.inputs import PreparedInput
+from beamline.serving.text.detokenizer import Detokenizer
+from beamline.serving.text.model_card import Tokenizer
 
 
 class _Part:

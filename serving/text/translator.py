@@ -7,18 +7,18 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from functools import partial
 
-from protos import beamline_pb2 as pb
-from serving.bridge import ModelEngine, decode_all
-from serving.config import TextLimits
-from serving.engine.request import Result
-from serving.streams import Stream
-from serving.text.host_work import HostWork, Told, nobody
-from serving.text.inputs import InputReader, PreparedInput
-from serving.text.protocol import ModelCard, Tokenizer
-from serving.text.replies import ReplyBuilder, Wanted
-from serving.text.scoring import TextScorer
-from serving.text.translation_stream import GrowingTranslation
-from serving.text.workers import run_where_it_fits
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.async_engine import ModelEngine, decode_all
+from beamline.serving.config import TextLimits
+from beamline.serving.engine.request import Result
+from beamline.serving.engine.stream import Stream
+from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.inputs import InputReader, PreparedInput
+from beamline.serving.text.model_card import ModelCard, Tokenizer
+from beamline.serving.text.replies import ReplyBuilder, Wanted
+from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.translation_stream import GrowingTranslation
+from beamline.serving.text.workers import run_where_it_fits
 
 
 class Translator:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from serving.repository import newest, scan
+from beamline.serving.models.repository import newest, scan
 from tests.benchmarks import shape, shortlists
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.live_tree import print_live_tree

@@ -10,12 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.engine.core import Engine
-from serving.engine.plan import Plan
-from serving.engine.request import DecodingOptions, Request, Result
-from serving.manifest import read_manifest
-from serving.tokenizer import TextTokenizer
+from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.g2p import Package, convert_g2p, english_words
 
 OPTIONS = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=21)

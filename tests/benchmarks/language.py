@@ -110,7 +110,7 @@ def _start(systems: list[System], threads: int, stack: ExitStack) -> tuple[dict[
 
 def prompts(model: Path, count: int) -> list[list[int]]:
     """Pieces of Python's documentation, all of one length: not every peer takes others together."""
-    from serving.tokenizer import TextTokenizer
+    from beamline.serving.text.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer.load(model / "tokenizer.json")
     ids = tokenizer.encode_prefix(" ".join(line.strip() for line in english_lines()[200:1200]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from serving.manifest import MANIFEST_FILE, read_manifest
+from beamline.serving.contract.manifest import MANIFEST_FILE, read_manifest
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.made import ROOT, converters, hash_of, once
 from tests.support.few_bits import write_few_bits

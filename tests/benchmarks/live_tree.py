@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.engine.build import EngineSettings, load_engine
-from serving.engine.request import DecodingOptions, Request, Result
-from serving.engine.stats import StepStats
-from serving.manifest import read_manifest
-from serving.tokenizer import TextTokenizer
+from beamline.serving.models.engines import EngineSettings, load_engine
+from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.benchmarks.report import print_table
 
 _SLOTS = 16

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from loadtest.report.document import Report, Stage, read
+from beamline.loadtest.report.document import Report, Stage, read
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.prose import english_sentences
@@ -46,7 +46,7 @@ class Measurements:
     @contextmanager
     def peer(self, compute_type: str) -> Iterator[str]:
         threads = str(self.options.threads)
-        command = [str(self.python), "-m", "loadtest.peers", "--model", str(self.reference), "--port", "0"]
+        command = [str(self.python), "-m", "beamline.loadtest.peers", "--model", str(self.reference), "--port", "0"]
         command += ["--pieces", str(CHECKPOINT / "spm.model"), "--compute-type", compute_type, "--threads", threads]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env) as process:

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.manifest import read_manifest
+from beamline.serving.contract.manifest import read_manifest
 from tests.benchmarks.measure import Measured
 from tests.benchmarks.report import print_table
 

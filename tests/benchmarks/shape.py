@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from converters.calibration import calibrate
-from converters.export import export_graphs
-from converters.families.generation import decoding_defaults
-from converters.families.marian import map_weights, transformer_config
-from converters.families.reference import limits_of, vocabulary_of
-from converters.modules.graphs import SearchConstants
-from converters.modules.transformer import Transformer
-from converters.modules.transformer_graphs import TransformerSteps
-from converters.verify_graphs import Case
-from serving.manifest import MANIFEST_FILE, Manifest, Tokenizers
+from beamline.converters.calibration import calibrate
+from beamline.converters.export import export_graphs
+from beamline.converters.families.generation import decoding_defaults
+from beamline.converters.families.marian import map_weights, transformer_config
+from beamline.converters.families.reference import limits_of, vocabulary_of
+from beamline.converters.modules.graphs import SearchConstants
+from beamline.converters.modules.transformer import Transformer
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.verify_graphs import Case
+from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest, Tokenizers
 from tests.benchmarks.made import ROOT, converters, hash_of, once
 from tests.benchmarks.prose import english_sentences
 from tests.support.few_bits import write_few_bits

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.manifest import MANIFEST_FILE, File, read_manifest
-from serving.shortlist import Lexicon
+from beamline.serving.contract.manifest import MANIFEST_FILE, File, read_manifest
+from beamline.serving.contract.shortlist import Lexicon
 from tests.benchmarks import shape
 from tests.benchmarks.made import hash_of, once
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.processes import ROOT, environment, serving
 
 IMPORTS = {
-    "importing the server and its runtime": "import serving.server, onnxruntime",
+    "importing the server and its runtime": "import beamline.serving.server, onnxruntime",
     "importing torch (which the server does not)": "import torch",
 }
 

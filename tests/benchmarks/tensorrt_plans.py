@@ -12,13 +12,13 @@ import resource
 import tempfile
 from pathlib import Path
 
-from converters.lowering import LOWERINGS, write_lowered
-from converters.tensorrt.build import build
-from converters.tensorrt.library import find_library
-from converters.tensorrt.profiles import chosen_buckets, extents
-from converters.tensorrt.version import graphs
-from serving.backends.device import item_bytes
-from serving.manifest import Manifest, read_manifest
+from beamline.converters.lowering import LOWERINGS, write_lowered
+from beamline.converters.tensorrt.build import build
+from beamline.converters.tensorrt.library import find_library
+from beamline.converters.tensorrt.profiles import chosen_buckets, extents
+from beamline.converters.tensorrt.version import graphs
+from beamline.serving.backends.device import item_bytes
+from beamline.serving.contract.manifest import Manifest, read_manifest
 from tests.benchmarks import shape
 from tests.benchmarks.made import ROOT
 

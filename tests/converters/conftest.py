@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from converters import base
-from converters.conversion import PARITY_FILE
-from converters.export import ExportedFiles
-from converters.recognise import converter_for
-from converters.verify import Certificate, Tolerance
-from serving.manifest import read_manifest
+from beamline.converters import base
+from beamline.converters.conversion import PARITY_FILE
+from beamline.converters.export import ExportedFiles
+from beamline.converters.recognise import converter_for
+from beamline.converters.verify import Certificate, Tolerance
+from beamline.serving.contract.manifest import read_manifest
 from tests.support.checkpoints import write_reference
 
 

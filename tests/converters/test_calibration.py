@@ -10,13 +10,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from converters.calibration import _Seen
-from converters.command import _typical
-from converters.families.reference import ReferenceConverter
-from serving.engine.request import DecodingOptions
-from serving.errors import ConversionError
-from serving.manifest import FIXED_SCALES
-from serving.repository import verify
+from beamline.converters.calibration import _Seen
+from beamline.converters.command import _typical
+from beamline.converters.families.reference import ReferenceConverter
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.errors import ConversionError
+from beamline.serving.contract.manifest import FIXED_SCALES
+from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS
 from tests.support.engines import decode, make_engine, results
 

@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from converters.modules.recurrent_graphs import RecurrentSteps
-from converters.recognise import converter_for
-from protos import beamline_pb2 as pb
-from protos.beamline_pb2_grpc import InferenceStub
-from serving.config import ServeConfig
-from serving.engine.request import DecodingOptions
-from serving.manifest import read_manifest
-from serving.server import Server
-from serving.tokenizer import TextTokenizer
+from beamline.converters.modules.recurrent_graphs import RecurrentSteps
+from beamline.converters.recognise import converter_for
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos.beamline_pb2_grpc import InferenceStub
+from beamline.serving.config import ServeConfig
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.server import Server
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.converters.test_unsupported import edit, reasons_of
 from tests.serving.doubles import connected, started
 from tests.support.captions import (

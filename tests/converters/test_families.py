@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from converters.base import Loaded
-from converters.families.marian import MarianConverter
-from converters.families.reference import ReferenceConverter
-from converters.families.torch_transformer import TorchTransformerConverter
-from converters.modules.transformer import Transformer
-from converters.modules.transformer_graphs import TransformerSteps
-from converters.recognise import converter_for
-from serving.errors import ConversionError
+from beamline.converters.base import Loaded
+from beamline.converters.families.marian import MarianConverter
+from beamline.converters.families.reference import ReferenceConverter
+from beamline.converters.families.torch_transformer import TorchTransformerConverter
+from beamline.converters.modules.transformer import Transformer
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.recognise import converter_for
+from beamline.serving.errors import ConversionError
 from tests.support.checkpoints import (
     EOS,
     MAX_POSITIONS,

@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import torch
 
-from converters.modules.causal_graphs import CausalSteps
-from converters.recognise import converter_for
+from beamline.converters.modules.causal_graphs import CausalSteps
+from beamline.converters.recognise import converter_for
 from tests.converters.test_unsupported import reasons_of
 from tests.support.gguf_files import write_gguf
 from tests.support.language_models import CHAT_TEMPLATE, EOS, POSITIONS, SPECIAL, VOCABULARY, LanguageShape

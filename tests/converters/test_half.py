@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from converters import lowering_check
-from converters.lowering import lower
-from converters.passes.half import rounded, simulated, to_half
-from serving.errors import ParityFailure
-from serving.manifest import Manifest, StateKind
+from beamline.converters import lowering_check
+from beamline.converters.lowering import lower
+from beamline.converters.passes.half import rounded, simulated, to_half
+from beamline.serving.errors import ParityFailure
+from beamline.serving.contract.manifest import Manifest, StateKind
 from tests.support.compiled import compile_version
 from tests.support.marian_shape import MarianShape
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from converters.recognise import converter_for
-from serving.cli import INTERRUPTED
-from serving.engine.request import DecodingOptions
-from serving.manifest import read_manifest
-from serving.repository import scan, verify
+from beamline.converters.recognise import converter_for
+from beamline.serving.cli import INTERRUPTED
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.models.repository import scan, verify
 from tests.support.checkpoints import EOS
 from tests.support.engines import decode, make_engine, results
 from tests.support.processes import PATIENCE, ROOT, beamline, environment

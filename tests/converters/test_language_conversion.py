@@ -11,9 +11,9 @@ import onnx
 import pytest
 import torch
 
-from converters.verify_graphs import Case, GraphRunner
-from serving.manifest import Manifest, StateKind, read_manifest
-from serving.repository import verify
+from beamline.converters.verify_graphs import Case, GraphRunner
+from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
+from beamline.serving.models.repository import verify
 from tests.support.compiled import compile_version
 from tests.support.language_models import (
     CHAT_TEMPLATE,

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from converters.families.language import LanguageConverter, build
-from converters.modules.causal_graphs import CausalSteps
-from converters.modules.tree import Tree
-from converters.recognise import converter_for
-from serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.converters.families.language import LanguageConverter, build
+from beamline.converters.modules.causal_graphs import CausalSteps
+from beamline.converters.modules.tree import Tree
+from beamline.converters.recognise import converter_for
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from tests.converters.test_unsupported import Trap, edit, reasons_of
 from tests.support.language_models import (
     CHAT_TEMPLATE,

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from converters.own.steps import OwnSteps
-from converters.recognise import OwnFiles, converter_for
+from beamline.converters.own.steps import OwnSteps
+from beamline.converters.recognise import OwnFiles, converter_for
 from examples.own_module.model import TARGET_WORDS, Digits
 from examples.own_module.train import tokenizers, train, write
-from serving.cli import main
-from serving.engine.request import DecodingOptions
-from serving.errors import ConversionError, UnsupportedCheckpoint
-from serving.manifest import StateKind, read_manifest
-from serving.tokenizer import TextTokenizer
+from beamline.serving.cli import main
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.serving.contract.manifest import StateKind, read_manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import decode, make_engine, results, served_by
 from tests.support.plain_search import plain_search, teacher_forced
@@ -150,7 +150,7 @@ def test_a_module_with_a_cache(tmp_path: Path) -> None:
 BROKEN = """
 import torch
 from torch import nn
-from converters.own import Settings, Stepped, memory, read_sequence, recurrent
+from beamline.converters.own import Settings, Stepped, memory, read_sequence, recurrent
 
 class Model(nn.Module):
     settings = Settings(source_vocab_size=12, target_vocab_size=13, pad_id=0, eos_ids=(1,), decoder_start_id=2)
@@ -277,7 +277,7 @@ def reasons(folder: Path, code: str) -> list[str]:
         pytest.param(
             "return Stepped(self.output(hidden), ",
             "return (self.output(hidden), ",
-            "step returned tuple; it must be a converters.own.Stepped",
+            "step returned tuple; it must be a beamline.converters.own.Stepped",
             id="not a Stepped",
         ),
         pytest.param(

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from converters.modules.recurrent_pooled import PooledConfig, RecurrentPooled
-from converters.pooled import PooledConverter
-from converters.recognise import OwnFiles, any_converter_for
-from serving.backends.pooled import OnnxRuntimePooled
-from serving.errors import UnsupportedCheckpoint
-from serving.manifest import PooledManifest, read_any_manifest
-from serving.repository import verify
+from beamline.converters.modules.recurrent_pooled import PooledConfig, RecurrentPooled
+from beamline.converters.pooled import PooledConverter
+from beamline.converters.recognise import OwnFiles, any_converter_for
+from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.contract.manifest import PooledManifest, read_any_manifest
+from beamline.serving.models.repository import verify
 from tests.support.checkpoints import PAD
 from tests.support.compiled import compile_version
 from tests.support.pairwise import covering

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from converters.modules.graphs import StepGraph
-from converters.modules.recurrent import Recurrent
-from converters.modules.recurrent_graphs import RecurrentSteps
-from converters.modules.tree import Tree
-from serving.manifest import StateKind
+from beamline.converters.modules.graphs import StepGraph
+from beamline.converters.modules.recurrent import Recurrent
+from beamline.converters.modules.recurrent_graphs import RecurrentSteps
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind
 from tests.support.checkpoints import PAD, START
 from tests.support.recurrent import Shape, covering_shapes, random_recurrent
 from tests.support.recurrent_plain import plain_logits

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from converters.base import Loaded
-from converters.families.recurrent import RecurrentConverter
-from converters.families.torch_recurrent import TorchRecurrentConverter
-from converters.modules.recurrent import Recurrent, RecurrentConfig
-from converters.modules.recurrent_graphs import RecurrentSteps
-from converters.recognise import converter_for
+from beamline.converters.base import Loaded
+from beamline.converters.families.recurrent import RecurrentConverter
+from beamline.converters.families.torch_recurrent import TorchRecurrentConverter
+from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.recurrent_graphs import RecurrentSteps
+from beamline.converters.recognise import converter_for
 from tests.converters.test_unsupported import edit, edit_weights, reasons_of
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.recurrent import Shape, random_recurrent, text_vocabulary, write_recurrent

@@ -14,19 +14,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from converters.base import Loaded
-from converters.modules.recurrent_language import (
+from beamline.converters.base import Loaded
+from beamline.converters.modules.recurrent_language import (
     RecurrentLanguageConfig,
     RecurrentLanguageModel,
     RecurrentLanguageSteps,
 )
-from converters.modules.tree import Tree
-from converters.recognise import converter_for
-from protos import beamline_pb2 as pb
-from serving.config import ServeConfig
-from serving.engine.request import DecodingOptions
-from serving.manifest import StateKind, read_manifest
-from serving.server import Server
+from beamline.converters.modules.tree import Tree
+from beamline.converters.recognise import converter_for
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import ServeConfig
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.contract.manifest import StateKind, read_manifest
+from beamline.serving.server import Server
 from tests.converters.test_unsupported import edit, reasons_of
 from tests.serving.doubles import connected, started
 from tests.support.compiled import compile_version

@@ -12,9 +12,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from converters.modules.recurrent_cells import EncoderLayer
-from converters.modules.recurrent_graphs import OnnxLayer
-from converters.modules.recurrent_operator import OPERATORS, VERSION, attributes
+from beamline.converters.modules.recurrent_cells import EncoderLayer
+from beamline.converters.modules.recurrent_graphs import OnnxLayer
+from beamline.converters.modules.recurrent_operator import OPERATORS, VERSION, attributes
 from tests.support.recurrent import CELLS, Shape
 
 INPUTS, LENGTHS = 5, (6, 1, 3)

@@ -14,18 +14,18 @@ import grpc
 import numpy as np
 import pytest
 
-from converters.base import Loaded
-from converters.modules.recurrent import RecurrentConfig
-from converters.recognise import converter_for
-from protos import beamline_pb2 as pb
-from protos.beamline_pb2_grpc import InferenceStub
-from serving.engine.core import Engine
-from serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Request
-from serving.engine.stats import StepStats
-from serving.engine.thread import EngineThread
-from serving.errors import ComputeError
-from serving.manifest import Manifest, StateKind, read_manifest
-from serving.repository import verify
+from beamline.converters.base import Loaded
+from beamline.converters.modules.recurrent import RecurrentConfig
+from beamline.converters.recognise import converter_for
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos.beamline_pb2_grpc import InferenceStub
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Request
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.thread import EngineThread
+from beamline.serving.errors import ComputeError
+from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
+from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import Answer, decode, make_engine, results

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from converters.recognise import converter_for
-from converters.tensorrt.version import CAPABILITIES
+from beamline.converters.recognise import converter_for
+from beamline.converters.tensorrt.version import CAPABILITIES
 from tests.support.compiled import compile_version
 from tests.support.recurrent import Shape, lively_recurrent, text_vocabulary, write_recurrent
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from converters.modules.sampling import WIDEST, Draws, alternatives, draw, follow_draws
-from converters.modules.search import Beams
-from serving.engine.uniforms import Uniforms
+from beamline.converters.modules.sampling import WIDEST, Draws, alternatives, draw, follow_draws
+from beamline.converters.modules.search import Beams
+from beamline.serving.engine.search.random_numbers import Uniforms
 
 WORDS = 12
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -torch.inf])

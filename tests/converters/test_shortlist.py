@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.shortlist import alignment
-from converters.shortlist.alignment import LexicalTable, Sentences, learn
-from serving.cli import main
-from serving.engine.build import EngineSettings, load_engine
-from serving.errors import ModelError
-from serving.manifest import Manifest, read_manifest
-from serving.repository import newest, scan, verify
-from serving.settings import ModelSettings, apply
-from serving.shortlist import load_lexicon
-from serving.tokenizer import TextTokenizer
-from tests.engine.test_engine import BEAM
+from beamline.converters.shortlist import alignment
+from beamline.converters.shortlist.alignment import LexicalTable, Sentences, learn
+from beamline.serving.cli import main
+from beamline.serving.models.engines import EngineSettings, load_engine
+from beamline.serving.errors import ModelError
+from beamline.serving.contract.manifest import Manifest, read_manifest
+from beamline.serving.models.repository import newest, scan, verify
+from beamline.serving.models.settings import ModelSettings, apply
+from beamline.serving.contract.shortlist import load_lexicon
+from beamline.serving.text.tokenizer import TextTokenizer
+from tests.serving.engine.test_engine import BEAM
 from tests.support.engines import decode, results
 
 SHIPPED = Path(__file__).parents[2] / "model_repo" / "en-de"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from converters.modules.graphs import EncoderGraph, SearchConstants, StepGraph
-from converters.modules.search import DEAD
-from converters.modules.transformer import Transformer, TransformerConfig
-from converters.modules.transformer_graphs import TransformerSteps
-from converters.modules.tree import Tree
-from serving.manifest import StateKind
+from beamline.converters.modules.graphs import EncoderGraph, SearchConstants, StepGraph
+from beamline.converters.modules.search import DEAD
+from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.modules.tree import Tree
+from beamline.serving.contract.manifest import StateKind
 from tests.support.checkpoints import EOS, PAD, START, reference_config, reference_model
 
 BATCH, BEAMS, STEPS = 3, 4, 7

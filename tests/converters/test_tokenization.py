@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import MarianMTModel, MarianTokenizer
 
-from converters.tokenization import from_marian, from_sentencepiece
-from serving.errors import UnsupportedCheckpoint
-from serving.tokenizer import TextTokenizer
+from beamline.converters.tokenization import from_marian, from_sentencepiece
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.marian import train_sentencepiece, write_marian_directory
 from tests.support.text import english_lines, odd_lines
 

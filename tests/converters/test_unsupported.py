@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from converters.recognise import converter_for
-from serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.converters.recognise import converter_for
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from tests.support.checkpoints import TorchShape, torch_model, write_reference, write_torch_transformer
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
-from serving.errors import ModelError
-from serving.manifest import read_manifest
-from serving.repository import scan, verify
-from serving.tokenizer import TextTokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
+from beamline.serving.errors import ModelError
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.models.repository import scan, verify
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.processes import PATIENCE, ServerProcess, serving
 
 Spoil = Callable[[Path], object]  # a version folder

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
 from tests.end_to_end.crowd import Answered, Crowd, CrowdProcess
 from tests.support.lively import MAX_LENGTH
 from tests.support.processes import ROOT, Metrics, ServerProcess, environment, eventually

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
 from tests.support.processes import PATIENCE, ServerProcess
 
 LINES = ["The quick brown fox jumps over the lazy dog.", "A value is an object.", "Grüße: 3 € für „Stück“…"]

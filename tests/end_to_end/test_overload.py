@@ -1,5 +1,5 @@
 """Five times what a server can do, for a minute. Its short sample, which counts instead of timing, is in
-tests/serving/grpc/test_limits.py."""
+tests/serving/api/grpc/test_limits.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
 from tests.support.processes import PATIENCE, serving
 
 SLOTS, QUEUE, STEP_MS = 8, 32, 10

@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
-from protos import open_inference_pb2 as oip
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
+from beamline.protos import open_inference_pb2 as oip
 from tests.support.processes import PATIENCE, ROOT, ServerProcess, beamline, environment, eventually, serving
 from tests.support.text import english_lines
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
 from tests.support.processes import PATIENCE, eventually, serving
 
 

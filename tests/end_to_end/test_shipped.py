@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc as rpc
-from serving.engine.build import EngineSettings, load_engine
-from serving.engine.request import DecodingOptions
-from serving.manifest import read_manifest
-from serving.repository import newest, scan, verify
-from serving.tokenizer import TextTokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc as rpc
+from beamline.serving.models.engines import EngineSettings, load_engine
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.models.repository import newest, scan, verify
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.engines import decode, results
 from tests.support.processes import ROOT, serving
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from serving.engine.request import DecodingOptions
-from serving.manifest import Manifest, read_manifest
-from serving.tokenizer import TextTokenizer
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.contract.manifest import Manifest, read_manifest
+from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.engines import decode, make_engine, results
 from tests.support.text import english_lines
 from tests.support.ties import same_or_tie
@@ -91,7 +91,7 @@ def test_greedy_is_transformers_greedy(manifest: Manifest, original: Any, prompt
 
 @torch.inference_mode()
 def test_scores_are_transformers_log_probabilities(manifest: Manifest, original: Any, prompts: list[list[int]]) -> None:
-    from converters.verify_graphs import Case, GraphRunner
+    from beamline.converters.verify_graphs import Case, GraphRunner
 
     runner = GraphRunner(FOLDER, manifest)
     largest = 0.0

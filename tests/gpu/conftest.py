@@ -1,5 +1,5 @@
 """What the tests that need a GPU share. They have not been run on one yet; see docs/gpu.md.
-`tests/backends/test_cuda.py` runs the same functions over an emulated CUDA."""
+`tests/serving/backends/test_cuda.py` runs the same functions over an emulated CUDA."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from converters.lowering import lower
-from converters.tensorrt.library import find_library
-from converters.tensorrt.version import Wanted, build_version
-from serving.backends.make import Made, make_backend, make_pooled
-from serving.devices import Choice, choose, look
-from serving.engine.pooled import PooledBackend
-from serving.errors import BeamlineError
-from serving.manifest import PRECISIONS, AnyManifest, Manifest, PooledManifest, read_any_manifest
+from beamline.converters.lowering import lower
+from beamline.converters.tensorrt.library import find_library
+from beamline.converters.tensorrt.version import Wanted, build_version
+from beamline.serving.backends.factory import Made, make_backend, make_pooled
+from beamline.serving.backends.devices import Choice, choose, look
+from beamline.serving.engine.pooled import PooledBackend
+from beamline.serving.errors import BeamlineError
+from beamline.serving.contract.manifest import PRECISIONS, AnyManifest, Manifest, PooledManifest, read_any_manifest
 from tests.support.marian_shape import MarianShape
 
 BUCKETS, SLOTS = (64, 256), 32

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.backends.base import Shape, Start, StepInputs
-from serving.backends.device_backend import DeviceBackend
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.backends.pooled import OnnxRuntimePooled
-from serving.engine.core import Engine
-from serving.engine.plan import Plan
-from serving.engine.request import DecodingOptions
+from beamline.serving.contract.backend import Shape, Start, StepInputs
+from beamline.serving.backends.device_backend import DeviceBackend
+from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.request import DecodingOptions
 from tests.gpu.conftest import OnGpu, PooledOnGpu
 from tests.support.emulator import emulated_cuda_backend
 from tests.support.engines import decode, results

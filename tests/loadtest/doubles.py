@@ -15,14 +15,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from loadtest.arrivals import Poisson
-from loadtest.fleet import StageOutcome
-from loadtest.messages import WorkerHealth
-from loadtest.record import OK, Recorder, Records
-from loadtest.report.document import Distribution, Interval, Machine, Report, SearchResult, Setup, Stage
-from loadtest.stage import Plan, stage_of
-from loadtest.summary import Numbers
-from protos import beamline_pb2 as pb
+from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.fleet import StageOutcome
+from beamline.loadtest.messages import WorkerHealth
+from beamline.loadtest.record import OK, Recorder, Records
+from beamline.loadtest.report.document import Distribution, Interval, Machine, Report, SearchResult, Setup, Stage
+from beamline.loadtest.stage import Plan, stage_of
+from beamline.loadtest.summary import Numbers
+from beamline.protos import beamline_pb2 as pb
 
 
 def records_of(

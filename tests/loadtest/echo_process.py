@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import grpc.aio
 
-from protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2 as pb
 
 ANSWER = pb.TranslateResponse(
     translations=[pb.Translation(hypotheses=[pb.Hypothesis(text="x")], source_tokens=1, target_tokens=1)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import command
-from loadtest.errors import LoadTestError
-from loadtest.options import connection_of, load_of
-from loadtest.report.files import prepare
+from beamline.loadtest import command
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.options import connection_of, load_of
+from beamline.loadtest.report.files import prepare
 from tests.support.processes import ROOT, run_beamline
 
 

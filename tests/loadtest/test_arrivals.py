@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadtest.arrivals import Bursty, ClosedLoop, Constant, Poisson, Replay, at_rate
-from loadtest.errors import LoadTestError
+from beamline.loadtest.arrivals import Bursty, ClosedLoop, Constant, Poisson, Replay, at_rate
+from beamline.loadtest.errors import LoadTestError
 
 
 def test_constant_is_even():

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.arrivals import Poisson
-from loadtest.report.document import read
-from serving.security.tokens import Scope, new_token
+from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.report.document import read
+from beamline.serving.security.tokens import Scope, new_token
 from tests.loadtest.doubles import closed_port, echo_server, latency_of, self_signed, silent_listener
 from tests.support.processes import (
     PATIENCE,

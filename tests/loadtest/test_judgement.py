@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest import compare, health
-from loadtest.arrivals import Poisson
-from loadtest.command import exit_code
-from loadtest.errors import LoadTestError
-from loadtest.fleet import StageOutcome
-from loadtest.gate import parse_gate, parse_limit, shares_of
-from loadtest.messages import WorkerHealth
-from loadtest.report.document import GateResult, read
-from loadtest.stage import Plan, stage_of
-from loadtest.units import duration, fraction, per_second, rate, seconds, share
+from beamline.loadtest import compare, health
+from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.command import exit_code
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.fleet import StageOutcome
+from beamline.loadtest.gate import parse_gate, parse_limit, shares_of
+from beamline.loadtest.messages import WorkerHealth
+from beamline.loadtest.report.document import GateResult, read
+from beamline.loadtest.stage import Plan, stage_of
+from beamline.loadtest.units import duration, fraction, per_second, rate, seconds, share
 from tests.loadtest.doubles import exponential_stage, records_of, report_of, search_of, stage_from
 
 UNAVAILABLE = 14

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import bootstrap, histogram
-from loadtest.arrivals import Constant, Poisson
-from loadtest.bootstrap import Resampled
-from loadtest.record import DEADLINE_EXCEEDED, OK, UNFINISHED, Recorder, joined, write_csv
-from loadtest.report.document import Distribution
-from loadtest.summary import Window, block_of, numbers_of, timeline
+from beamline.loadtest import bootstrap, histogram
+from beamline.loadtest.arrivals import Constant, Poisson
+from beamline.loadtest.bootstrap import Resampled
+from beamline.loadtest.record import DEADLINE_EXCEEDED, OK, UNFINISHED, Recorder, joined, write_csv
+from beamline.loadtest.report.document import Distribution
+from beamline.loadtest.summary import Window, block_of, numbers_of, timeline
 from tests.loadtest.doubles import exponential_stage, interval_of, latency_of, records_of, stage_from
 
 CANCELLED, UNAVAILABLE = 1, 14

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from loadtest.client import Connection
-from loadtest.open_inference import OpenInferenceTarget
-from loadtest.record import OK, STATUS_NAMES
-from loadtest.report.document import read
-from loadtest.workload import Item, Options
-from protos import open_inference_pb2 as oip
+from beamline.loadtest.client import Connection
+from beamline.loadtest.open_inference import OpenInferenceTarget
+from beamline.loadtest.record import OK, STATUS_NAMES
+from beamline.loadtest.report.document import read
+from beamline.loadtest.workload import Item, Options
+from beamline.protos import open_inference_pb2 as oip
 from tests.loadtest.doubles import closed_port
 from tests.support.processes import ServerProcess, run_beamline, serving
 

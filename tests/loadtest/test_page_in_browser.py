@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.report.document import Report, ServerSample, Stage
-from loadtest.report.page import page
+from beamline.loadtest.report.document import Report, ServerSample, Stage
+from beamline.loadtest.report.page import page
 from tests.loadtest.browser import MISSING, Browser, available, browsing
 from tests.loadtest.doubles import exponential_stage, records_of, report_of, search_of, stage_from
 

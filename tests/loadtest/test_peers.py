@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from loadtest.peers import Batcher, Translation
-from protos import beamline_pb2 as pb
-from protos.beamline_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from beamline.loadtest.peers import Batcher, Translation
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos.beamline_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 
 
 class Reversing:

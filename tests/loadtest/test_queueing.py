@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.arrivals import Poisson
-from loadtest.report.document import Stage, read
+from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.report.document import Stage, read
 from tests.loadtest.doubles import latency_of
 from tests.loadtest.simulation import latencies
 from tests.support.processes import PATIENCE, ROOT, beamline, environment, eventually, run_beamline, serving

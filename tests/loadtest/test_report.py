@@ -14,18 +14,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from loadtest import scrape
-from loadtest.errors import LoadTestError
-from loadtest.live import Live
-from loadtest.messages import Progress
-from loadtest.report.document import GateResult
-from loadtest.report.markdown import markdown
-from loadtest.report.page import page
-from loadtest.report.table import summary
-from loadtest.scrape import ModelReading, Reading, Scraper
-from loadtest.stage import server_samples, server_times
-from serving.engine.stats import StepStats
-from serving.metrics import Metrics
+from beamline.loadtest import scrape
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.live import Live
+from beamline.loadtest.messages import Progress
+from beamline.loadtest.report.document import GateResult
+from beamline.loadtest.report.markdown import markdown
+from beamline.loadtest.report.page import page
+from beamline.loadtest.report.table import summary
+from beamline.loadtest.scrape import ModelReading, Reading, Scraper
+from beamline.loadtest.stage import server_samples, server_times
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.telemetry.metrics import Metrics
 from tests.loadtest.doubles import closed_port, exponential_stage, records_of, report_of, search_of, stage_from
 
 UNAVAILABLE = 14
@@ -145,7 +145,7 @@ def test_the_live_line_has_rate_percentiles_and_errors():
 
 def test_a_terminal_has_one_line_that_is_removed_at_the_end(monkeypatch: pytest.MonkeyPatch):
     moments = iter(range(100))
-    monkeypatch.setattr("loadtest.live.time.monotonic", lambda: float(next(moments)))
+    monkeypatch.setattr("beamline.loadtest.live.time.monotonic", lambda: float(next(moments)))
     monkeypatch.setenv("COLUMNS", "60")
     stream = Terminal()
     live = Live(stream)

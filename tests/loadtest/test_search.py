@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from loadtest.errors import LoadTestError
-from loadtest.gate import parse_limit
-from loadtest.search import Bounds, Outcome, Verdict, highest_rate
-from loadtest.stage import Plan
-from loadtest.verdict import judged
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.gate import parse_limit
+from beamline.loadtest.search import Bounds, Outcome, Verdict, highest_rate
+from beamline.loadtest.stage import Plan
+from beamline.loadtest.verdict import judged
 from tests.loadtest.doubles import exponential_stage, latency_of, records_of, stage_from
 
 UNAVAILABLE = 14

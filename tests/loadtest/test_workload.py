@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.arrivals import Replay
-from loadtest.errors import LoadTestError
-from loadtest.methods import decoding_options, model_and_version
-from loadtest.options import SENTENCES, add_run_arguments, load_of
-from loadtest.trace import read_lines, read_trace
-from loadtest.workload import FileTexts, Fixed, Lognormal, Mix, MixedWorkload, SyntheticTexts, Uniform, only
+from beamline.loadtest.arrivals import Replay
+from beamline.loadtest.errors import LoadTestError
+from beamline.loadtest.methods import decoding_options, model_and_version
+from beamline.loadtest.options import SENTENCES, add_run_arguments, load_of
+from beamline.loadtest.trace import read_lines, read_trace
+from beamline.loadtest.workload import FileTexts, Fixed, Lognormal, Mix, MixedWorkload, SyntheticTexts, Uniform, only
 
 
 def mixed(texts, seed=0) -> MixedWorkload:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from serving.manifest import MANIFEST_FILE, Manifest
+from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest
 from tests.serving.doubles import small_manifest
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "hello", "world"]

@@ -13,18 +13,18 @@ from typing import Any
 
 import grpc
 
-from protos import beamline_pb2_grpc
-from serving.backends.fake import fake_manifest
-from serving.config import ServeConfig, TextLimits
-from serving.engine.plan import Plan
-from serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
-from serving.engine.scoring import ScoringRequest
-from serving.errors import Cancelled, Overloaded, ShuttingDown
-from serving.loading import EngineMakers, Observe
-from serving.manifest import DecodingDefaults, Limits, Manifest
-from serving.server import Server
-from serving.settings import ModelSettings
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.protos import beamline_pb2_grpc
+from beamline.serving.backends.fake import fake_manifest
+from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
+from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.errors import Cancelled, Overloaded, ShuttingDown
+from beamline.serving.models.loader import EngineMakers, Observe
+from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest
+from beamline.serving.server import Server
+from beamline.serving.models.settings import ModelSettings
+from beamline.serving.text.token_bytes import ByteTokenizer
 
 WAIT_SECONDS = 120  # only ever used up by a failure
 

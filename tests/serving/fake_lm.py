@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
-from serving.backends.fake import FakeBackend, fake_manifest
-from serving.config import ServeConfig, TextLimits
-from serving.engine.core import Engine
-from serving.engine.plan import Plan
-from serving.engine.request import Request
-from serving.engine.stats import StepStats
-from serving.engine.thread import EngineThread
-from serving.loading import EngineMakers, Observe
-from serving.server import Server
+from beamline.serving.backends.fake import FakeBackend, fake_manifest
+from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.request import Request
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.thread import EngineThread
+from beamline.serving.models.loader import EngineMakers, Observe
+from beamline.serving.server import Server
 from tests.serving.doubles import WAIT_SECONDS, started
 
 TEMPLATE = (

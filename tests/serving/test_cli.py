@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import Command, Loader, main
-from serving.errors import BeamlineError
+from beamline.serving.cli import Command, Loader, main
+from beamline.serving.errors import BeamlineError
 
 
 class Greet:
@@ -73,7 +73,7 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:
     with pytest.raises(ModuleNotFoundError):
-        main(["greet", "you"], commands(ModuleNotFoundError("no", name="serving.nothing")))
+        main(["greet", "you"], commands(ModuleNotFoundError("no", name="beamline.serving.nothing")))
 
 
 def test_our_errors_are_a_sentence_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,9 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.http.gateway import PATHS
-from serving.security.access import scope_of
-from serving.security.tokens import Scope
+from beamline.serving.api.http.gateway import PATHS
+from beamline.serving.security.access import scope_of
+from beamline.serving.security.tokens import Scope
 from tests.serving.security.test_every_rpc import reflected
 from tests.support.fuzz import Fuzz
 from tests.support.fuzz_corpus import ECHO, POOLED

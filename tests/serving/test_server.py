@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from serving.config import ServeConfig
-from serving.errors import BeamlineError, ModelError
-from serving.loading import Observe
-from serving.server import Server
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import ServeConfig
+from beamline.serving.errors import BeamlineError, ModelError
+from beamline.serving.models.loader import Observe
+from beamline.serving.server import Server
 from tests.serving.disk import write_version
 from tests.serving.doubles import WAIT_SECONDS, EngineDouble, EngineDoubles, connected, makers, running, started
 

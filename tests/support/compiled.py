@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from converters.lowering import lower
-from converters.tensorrt.build import Built, build
-from converters.tensorrt.library import find_library
-from converters.tensorrt.profiles import chosen_buckets, extents
-from converters.tensorrt.version import CAPABILITIES, graphs
-from serving.manifest import AnyManifest, Manifest, StateKind, read_any_manifest, read_manifest
+from beamline.converters.lowering import lower
+from beamline.converters.tensorrt.build import Built, build
+from beamline.converters.tensorrt.library import find_library
+from beamline.converters.tensorrt.profiles import chosen_buckets, extents
+from beamline.converters.tensorrt.version import CAPABILITIES, graphs
+from beamline.serving.contract.manifest import AnyManifest, Manifest, StateKind, read_any_manifest, read_manifest
 
 ONE_GPU = CAPABILITIES[1:2]
 

@@ -16,16 +16,16 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from converters.tensorrt.build import Built, save
-from converters.tensorrt.library import Library
-from converters.tensorrt.profiles import chosen_buckets, extents
-from converters.tensorrt.version import graphs
-from serving.backends.device import ALIGNMENT, item_bytes, sizes_of
-from serving.backends.device_backend import DeviceBackend
-from serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from serving.backends.tensorrt import TensorRtRunner
-from serving.manifest import AnyManifest, Manifest
-from serving.tensorrt_plans import ENGINES, PlanCard
+from beamline.converters.tensorrt.build import Built, save
+from beamline.converters.tensorrt.library import Library
+from beamline.converters.tensorrt.profiles import chosen_buckets, extents
+from beamline.converters.tensorrt.version import graphs
+from beamline.serving.backends.device import ALIGNMENT, item_bytes, sizes_of
+from beamline.serving.backends.device_backend import DeviceBackend
+from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from beamline.serving.backends.tensorrt import TensorRtRunner
+from beamline.serving.contract.manifest import AnyManifest, Manifest
+from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard
 
 MODULE, VERSION, CAPABILITY = "tensorrt", "0.emulated", "86"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from converters.calibration import calibrate
-from converters.lowering import lower
-from converters.verify_graphs import Case
-from serving.manifest import MANIFEST_FILE, Manifest, read_manifest
+from beamline.converters.calibration import calibrate
+from beamline.converters.lowering import lower
+from beamline.converters.verify_graphs import Case
+from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest, read_manifest
 from tests.support.marian_shape import MarianShape
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
-from protos import beamline_pb2 as pb
-from protos import open_inference_pb2 as oip
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import open_inference_pb2 as oip
 
 TEXT = pb.Input(text="A text. And more.")
 IDS = pb.Input(token_ids=pb.TokenIds(ids=[5, 6, 7]))

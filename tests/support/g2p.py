@@ -11,7 +11,7 @@ from pydoc_data.topics import topics
 from types import TracebackType
 from typing import Any
 
-from converters.recognise import OwnFiles, converter_for
+from beamline.converters.recognise import OwnFiles, converter_for
 from tests.benchmarks.environments import python_of
 
 ROOT = Path(__file__).parents[2]

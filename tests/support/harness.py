@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.engine.request import DecodingOptions, Piece, Request, Result
-from serving.engine.stats import StepStats
-from serving.manifest import Manifest
+from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.contract.manifest import Manifest
 from tests.support.engines import Answer, make_engine
 
 

@@ -23,8 +23,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from converters.recognise import converter_for
-from serving.manifest import Manifest
+from beamline.converters.recognise import converter_for
+from beamline.serving.contract.manifest import Manifest
 from tests.support.text import english_lines
 
 VOCABULARY = 320

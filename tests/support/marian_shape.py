@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from transformers import MarianConfig, MarianMTModel
 
-from converters.export import export_graphs
-from converters.families.marian import map_weights, transformer_config
-from converters.modules.graphs import SearchConstants
-from converters.modules.transformer import Transformer
-from converters.modules.transformer_graphs import TransformerSteps
-from serving.manifest import DecodingDefaults, File, Limits, Manifest, Tokenizers, Vocabulary
+from beamline.converters.export import export_graphs
+from beamline.converters.families.marian import map_weights, transformer_config
+from beamline.converters.modules.graphs import SearchConstants
+from beamline.converters.modules.transformer import Transformer
+from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.serving.contract.manifest import DecodingDefaults, File, Limits, Manifest, Tokenizers, Vocabulary
 
 PAD, EOS, SECOND_EOS, BAD = 59, 0, 1, 7
 VOCABULARY = 60

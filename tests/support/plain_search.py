@@ -1,6 +1,6 @@
 """Greedy and beam search as plainly as possible, over any function of whole sequences: no tree, no cache, no batching.
 
-The algorithm is Hugging Face's, as in `tests/engine/test_search_properties.py`; here the model is a real one.
+The algorithm is Hugging Face's, as in `tests/serving/engine/test_search_properties.py`; here the model is a real one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.engine.request import DecodingOptions
+from beamline.serving.engine.request import DecodingOptions
 
 LogProbs = Callable[[list[list[int]]], Tensor]  # sequences of one length, start token first -> [sequences, V]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.cli import GROUP, installed_commands
+from beamline.serving.cli import GROUP, installed_commands
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds; only ever used up by a failure
@@ -26,7 +26,7 @@ _FROM_SOURCES = """
 import sys
 from functools import partial
 from importlib import import_module
-from serving.cli import main
+from beamline.serving.cli import main
 sys.exit(main(None, {{name: partial(import_module, module) for name, module in {modules!r}.items()}}))
 """
 
@@ -34,7 +34,7 @@ sys.exit(main(None, {{name: partial(import_module, module) for name, module in {
 def beamline(*arguments: str) -> list[str]:
     """A command line."""
     if "serve" in installed_commands():
-        return [sys.executable, "-m", "serving.cli", *arguments]
+        return [sys.executable, "-m", "beamline.serving.cli", *arguments]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     code = _FROM_SOURCES.format(modules=project["entry-points"][GROUP])
     return [sys.executable, "-c", code, *arguments]

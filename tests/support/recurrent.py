@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
 from tests.support.checkpoints import EOS, PAD, START, sentencepiece_model, vocabulary_size
 
 LONGEST = 64

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from serving.backends.onnxruntime import OnnxRuntimeBackend
-from serving.backends.shortlist import Shortlist
-from serving.engine.core import Engine
-from serving.engine.plan import Plan
-from serving.manifest import File
-from serving.shortlist import Lexicon
+from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.shortlist import Shortlist
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.plan import Plan
+from beamline.serving.contract.manifest import File
+from beamline.serving.contract.shortlist import Lexicon
 from tests.support.marian_shape import EOS, VOCABULARY, MarianShape
 
 Translations = Mapping[int, Sequence[int]]

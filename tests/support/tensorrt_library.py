@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorrt_rtx as real
 
-from serving.tensorrt_plans import ENGINES, read_cards
+from beamline.serving.contract.tensorrt_plans import ENGINES, read_cards
 from tests.support.emulator import VERSION, EmulatedContext, EmulatedDevice, EmulatedRuntime, Refused
 
 

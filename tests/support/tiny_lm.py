@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from converters.export import EXAMPLE, TracedGraph, _example, _step
-from converters.modules.graphs import SearchConstants, StepGraph
-from converters.modules.tree import Tree, append
-from converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from serving.manifest import (
+from beamline.converters.export import EXAMPLE, TracedGraph, _example, _step
+from beamline.converters.modules.graphs import SearchConstants, StepGraph
+from beamline.converters.modules.tree import Tree, append
+from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,
     Graphs,
@@ -28,7 +28,7 @@ from serving.manifest import (
     Weights,
 )
 
-VOCABULARY, PAD, BOS, EOS = 259, 0, 1, 2  # the bytes of `serving/tokenizer_bytes.py`
+VOCABULARY, PAD, BOS, EOS = 259, 0, 1, 2  # the bytes of `serving/text/token_bytes.py`
 CONTEXT = 512
 LAYERS, HEADS, WIDTH = 2, 2, 32
 NO_FILE = File(file="none", sha256="")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from converters.tensorrt.graph import load
-from converters.tensorrt.library import Library, find_library
-from converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
-from converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
-from serving.cli import main
-from serving.commands.doctor import report
-from serving.devices import look
-from serving.errors import ConversionError, ModelError
-from serving.manifest import Manifest
-from serving.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, read_cards, stale, usable_plans
+from beamline.converters.tensorrt.graph import load
+from beamline.converters.tensorrt.library import Library, find_library
+from beamline.converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
+from beamline.converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
+from beamline.serving.cli import main
+from beamline.serving.commands.doctor import report
+from beamline.serving.backends.devices import look
+from beamline.serving.errors import ConversionError, ModelError
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, read_cards, stale, usable_plans
 from tests.support.marian_shape import MarianShape
 
 CAPABILITY = "86"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from converters.tensorrt.version import CAPABILITIES
-from serving.manifest import PooledManifest, read_any_manifest, read_manifest
-from serving.repository import newest, scan
+from beamline.converters.tensorrt.version import CAPABILITIES
+from beamline.serving.contract.manifest import PooledManifest, read_any_manifest, read_manifest
+from beamline.serving.models.repository import newest, scan
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
 from tests.support.marian_shape import MarianShape

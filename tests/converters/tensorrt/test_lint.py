@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from converters.tensorrt import lint
-from converters.tensorrt.build import BuildFailure, build
-from converters.tensorrt.graph import Graph, load
-from converters.tensorrt.library import Protocol, find_library, logger_for
-from converters.tensorrt.profiles import Extent
+from beamline.converters.tensorrt import lint
+from beamline.converters.tensorrt.build import BuildFailure, build
+from beamline.converters.tensorrt.graph import Graph, load
+from beamline.converters.tensorrt.library import Protocol, find_library, logger_for
+from beamline.converters.tensorrt.profiles import Extent
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 SIZES = {"B": Extent(1, 2, 4), "K": Extent(1, 2, 4), "N": Extent(1, 4, 8)}

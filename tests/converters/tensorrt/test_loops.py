@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from converters.tensorrt.graph import Graph, load
+from beamline.converters.tensorrt.graph import Graph, load
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
 SHAPES: dict[str, list[Any]] = {"q": ["B", 2, 3, 8], "k": ["B", 2, 5, 8], "v": ["B", 2, 5, 8]}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import main
-from serving.commands import evaluate
+from beamline.serving.cli import main
+from beamline.serving.commands import evaluate
 from tests.serving.doubles import EngineDouble, running
 
 COMMANDS = {"eval": lambda: evaluate}

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import main
-from serving.commands import models, translate
-from serving.config import ServeConfig
-from serving.server import Server
+from beamline.serving.cli import main
+from beamline.serving.commands import models
+from beamline.serving.commands import translate
+from beamline.serving.config import ServeConfig
+from beamline.serving.server import Server
 from tests.serving.disk import write_version
 from tests.serving.doubles import EngineDoubles, started
 

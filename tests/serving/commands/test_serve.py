@@ -13,12 +13,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
-from serving.commands import serve
-from serving.config import ServeConfig, TextLimits
-from serving.errors import BeamlineError
-from serving.security.tls import TlsFiles
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
+from beamline.serving.commands import serve
+from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.errors import BeamlineError
+from beamline.serving.security.tls import TlsFiles
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,7 +102,7 @@ def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.Capture
 @contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """A real server and the addresses of its ready line."""
-    code = "import sys; from serving.cli import main; from serving.commands import serve; "
+    code = "import sys; from beamline.serving.cli import main; from beamline.serving.commands import serve; "
     code += "sys.exit(main(None, {'serve': lambda: serve}))"
     command = [
         sys.executable,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from protos import beamline_pb2 as pb
-from serving.cli import main
-from serving.client import Client
-from serving.commands import translate
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.cli import main
+from beamline.serving.commands.client import Client
+from beamline.serving.commands import translate
 from tests.serving.doubles import EngineDouble, running
 
 

@@ -10,13 +10,14 @@ import httpx2 as httpx
 import pytest
 import trustme
 
-from protos import beamline_pb2 as pb
-from serving.cli import Loader, main
-from serving.commands import models, translate
-from serving.security.tls import TlsFiles
-from serving.security.tokens import Scope, new_token
-from serving.server import Server
-from serving.triton_metrics import Triton
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.cli import Loader, main
+from beamline.serving.commands import models
+from beamline.serving.commands import translate
+from beamline.serving.security.tls import TlsFiles
+from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.server import Server
+from beamline.serving.telemetry.triton_metrics import Triton
 from tests.serving.doubles import EngineDouble, connected, eventually, running
 
 COMMANDS: dict[str, Loader] = {"translate": lambda: translate, "models": lambda: models}

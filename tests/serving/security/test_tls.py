@@ -12,11 +12,11 @@ import grpc
 import pytest
 import trustme
 
-from protos import beamline_pb2 as pb
-from protos import beamline_pb2_grpc
-from serving.errors import BeamlineError
-from serving.security.tls import ServerTls, TlsFiles
-from serving.server import Server
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import beamline_pb2_grpc
+from beamline.serving.errors import BeamlineError
+from beamline.serving.security.tls import ServerTls, TlsFiles
+from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, running
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.cli import main
-from serving.commands import token as command
-from serving.errors import BeamlineError, Forbidden, Unauthenticated
-from serving.security.access import Access, scope_of
-from serving.security.tokens import Scope, TokenFile, new_token, read_tokens
+from beamline.serving.cli import main
+from beamline.serving.commands import token as command
+from beamline.serving.errors import BeamlineError, Forbidden, Unauthenticated
+from beamline.serving.security.access import Access, scope_of
+from beamline.serving.security.tokens import Scope, TokenFile, new_token, read_tokens
 
 
 def write(path: Path, *entries: tuple[str, tuple[Scope, ...], datetime | None]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from serving.errors import InvalidRequest, ModelError
-from serving.text.chat import ChatTemplate
+from beamline.serving.errors import InvalidRequest, ModelError
+from beamline.serving.text.chat import ChatTemplate
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from protos import beamline_pb2 as pb
-from serving.config import TextLimits
-from serving.errors import InvalidRequest
-from serving.text.inputs import InputReader, PreparedInput
-from serving.text.protocol import card_of
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import TextLimits
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.inputs import InputReader, PreparedInput
+from beamline.serving.text.model_card import card_of
+from beamline.serving.text.token_bytes import ByteTokenizer
 from tests.serving.doubles import ids, small_manifest
 
 LIMITS = TextLimits(max_inputs=3, max_text_bytes=1000, max_sequences=256)

@@ -5,8 +5,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.text.parts import Layout, split
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.serving.text.splitting import Layout, split
+from beamline.serving.text.token_bytes import ByteTokenizer
 
 LIMIT = 16
 TEXTS = st.text(max_size=200) | st.text(alphabet=st.sampled_from("ab. ,。，!?\n e\u0301"), max_size=300)

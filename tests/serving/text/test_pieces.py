@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from serving.text.pieces import Detokenizer, StopStrings
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.serving.text.detokenizer import Detokenizer, StopStrings
+from beamline.serving.text.token_bytes import ByteTokenizer
 
 BYTES = ByteTokenizer()
 

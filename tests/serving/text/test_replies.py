@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from protos import beamline_pb2 as pb
-from serving.bridge import Job
-from serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Result, Timings
-from serving.text.inputs import PreparedInput
-from serving.text.parts import Layout
-from serving.text.replies import ReplyBuilder, Wanted
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.async_engine import Job
+from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Result, Timings
+from beamline.serving.text.inputs import PreparedInput
+from beamline.serving.text.splitting import Layout
+from beamline.serving.text.replies import ReplyBuilder, Wanted
+from beamline.serving.text.token_bytes import ByteTokenizer
 from tests.serving.doubles import ids
 
 EVERYTHING = Wanted(scores=True, tokens=True, alignment=True)

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from protos import beamline_pb2 as pb
-from serving.config import TextLimits
-from serving.text.protocol import card_of
-from serving.text.translator import Translator
-from serving.tokenizer_bytes import ByteTokenizer
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import TextLimits
+from beamline.serving.text.model_card import card_of
+from beamline.serving.text.translator import Translator
+from beamline.serving.text.token_bytes import ByteTokenizer
 from tests.serving.doubles import EngineDouble
 
 

@@ -1,0 +1,1 @@
+"""An inference server for sequence models."""

@@ -1,0 +1,1 @@
+"""Every way in: gRPC, HTTP and the open inference protocol, and the guard before them all."""

@@ -1,0 +1,70 @@
+"""The gRPC server: built, bound, started, drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from beamline.protos import beamline_pb2, beamline_pb2_grpc
+from beamline.serving.errors import BeamlineError
+from beamline.serving.api.grpc.health import INFERENCE, OPEN_INFERENCE, Health
+from beamline.serving.api.grpc.interceptors import GuardInterceptor
+from beamline.serving.api.open_inference import service as open_inference
+from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.api.grpc.servicer import InferenceServicer
+from beamline.serving.api.guard import Guard
+from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.models.manager import ModelManager
+from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.models.registry import Models
+from beamline.serving.security.tls import ServerTls
+
+_STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
+
+
+class GrpcServer:
+    """Bound at construction, so that a port in use is known before any model is loaded; a client that
+    connects early waits until `start`."""
+
+    def __init__(self, host: str, port: int, max_message_bytes: int, guard: Guard, tls: ServerTls | None) -> None:
+        self._server: Any = grpc.aio.server(
+            interceptors=[GuardInterceptor(guard)],
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+            ],
+        )
+        self._health = Health()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port: int = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls.grpc_credentials())
+            )
+        except RuntimeError as error:
+            raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
+
+    async def start(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        servicer = InferenceServicer(models, lifecycle)
+        beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
+        self._health.add_to(self._server)
+        open_inference.add_to(self._server, OpenInferenceServicer(models, manager, lifecycle, metrics))
+        reflection.enable_server_reflection(
+            (INFERENCE, OPEN_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME),
+            self._server,
+            open_inference.reflection_pool(beamline_pb2, health_pb2, reflection_pb2),
+        )
+        await self._health.begin(manager)
+        await self._server.start()
+
+    async def refuse(self) -> None:
+        """Says to those who ask for its health that new calls should go elsewhere."""
+        await self._health.end()
+
+    async def stop(self) -> None:
+        await self._server.stop(_STOP_GRACE_SECONDS)

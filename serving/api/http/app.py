@@ -1,0 +1,113 @@
+"""What the HTTP ports answer: one for operators (metrics, health), one for callers (gateway, description, a page)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from beamline.serving.contract.call import with_request_id
+from beamline.serving.errors import RequestError
+from beamline.serving.api.guard import Guard
+from beamline.serving.api.http.gateway import Gateway, no_such_address, refusal
+from beamline.serving.api.http.openapi import openapi
+from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.models.registry import Models
+
+# A page may run its own script and ask its own server, and nothing else.
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_LIST_MODELS = "/beamline.v1.Inference/ListModels"  # no gRPC method, but as open as those
+
+
+def build_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None = None) -> Starlette:
+    """For operators. With a guard, the metrics want a token."""
+
+    async def show_metrics(request: Request) -> Response:
+        if guard is not None and (refused := _refused(guard, _LIST_MODELS, request)) is not None:
+            return refused
+        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return Starlette(routes=[Route("/metrics", show_metrics), *_health(lifecycle)])
+
+
+def build_gateway(servicer: Any, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int) -> Starlette:
+    """For callers."""
+
+    async def list_models(request: Request) -> Response:
+        if (refused := _refused(guard, _LIST_MODELS, request)) is not None:
+            return refused
+        return JSONResponse({"models": list(_cards(models))})
+
+    async def description(request: Request) -> Response:
+        return JSONResponse(openapi())
+
+    return Starlette(
+        routes=[
+            *Gateway(servicer, guard, max_body_bytes).routes(),
+            Route("/v1/models", list_models),
+            Route("/openapi.json", description),
+            Route("/docs", _page("docs.html")),
+            Route("/", _page("try.html")),
+            *_health(lifecycle),
+        ],
+        exception_handlers={HTTPException: no_such_address},
+    )
+
+
+def _health(lifecycle: Lifecycle) -> list[Route]:
+    async def live(request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def ready(request: Request) -> Response:
+        if lifecycle.ready:
+            return PlainTextResponse("ok")
+        return PlainTextResponse(lifecycle.describe, status_code=503)
+
+    return [Route("/healthz", ready), Route("/healthz/ready", ready), Route("/healthz/live", live)]
+
+
+def _refused(guard: Guard, method: str, request: Request) -> Response | None:
+    headers = with_request_id(request.headers)
+    try:
+        guard.authenticate(method, headers)
+    except RequestError as error:
+        return refusal(guard.status_of(error, request.url.path, headers), headers)
+    return None
+
+
+def _cards(models: Models) -> Iterable[dict[str, Any]]:
+    for model in models.everything():
+        card = model.card
+        named: dict[str, Any] = {"name": card.name, "version": str(card.version)}
+        if isinstance(card, PooledManifest):
+            yield {**named, "task": card.task, "labels": list(card.labels)}
+            continue
+        yield {
+            **named,
+            "task": "translate" if card.translates else "generate",
+            "source_languages": list(card.source_languages),
+            "target_languages": list(card.target_languages),
+        }
+
+
+def _page(name: str) -> Any:
+    content = resources.files("beamline.serving.api.http").joinpath(name).read_text(encoding="utf-8")
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(content, headers=_PAGE_HEADERS)
+
+    return show

@@ -1,0 +1,66 @@
+"""uvicorn inside our own event loop. Signals stay ours: a drain has to come before the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from beamline.serving.errors import BeamlineError
+from beamline.serving.security.tls import ServerTls
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class HttpServer:
+    """Bound at construction, as the gRPC server is."""
+
+    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
+        self.port: int = self._socket.getsockname()[1]
+        self._tls = tls
+        self._uvicorn: _Uvicorn | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, app: Starlette) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            ssl_context_factory=None if (tls := self._tls) is None else lambda config, default: tls.http_context(),
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        await self._uvicorn.listening.wait()
+
+    async def stop(self) -> None:
+        if self._uvicorn is not None and self._task is not None:
+            self._uvicorn.should_exit = True
+            await self._task
+        self._socket.close()

@@ -1,0 +1,140 @@
+"""A ModelInferRequest as our own question, and our answers as ModelInferResponses.
+
+In:  `text` BYTES [N] or [N, 1], or `token_ids` INT32, INT64 or UINT32 [L] or [N, L], padded at the end with -1.
+Out: `text` BYTES [N, H], `score` FP32 [N, H] and, where asked for, `token_ids` INT64 [N, H, L], padded with -1;
+     H hypotheses, best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import open_inference_pb2 as oip
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.api.open_inference.parameters import Options, Parameters, read_parameters
+from beamline.serving.api.open_inference.tensors import InputTensor, OutputWriter, read_inputs
+
+TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
+_PADDING = -1
+_MAX_ID = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a model can be asked for."""
+
+    default: tuple[str, ...]
+    known: tuple[str, ...]
+
+
+WRITTEN = Outputs((TEXT, SCORE), (TEXT, SCORE, TOKEN_IDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    inputs: list[pb.Input]
+    parameters: Parameters
+    outputs: tuple[str, ...]
+    id: str
+    raw: bool  # contents, in and out
+
+    def wants(self, output: str) -> bool:
+        return output in self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One hypothesis, or a piece of one."""
+
+    text: str
+    score: float = float("-inf")
+    token_ids: tuple[int, ...] = ()
+
+
+def read_question(request: oip.ModelInferRequest, options: Options, outputs: Outputs) -> Question:
+    """`options` is an empty record of the kind that the model takes."""
+    return Question(
+        inputs=_inputs(read_inputs(request)),
+        parameters=read_parameters(request.parameters, options),
+        outputs=_outputs(request, outputs),
+        id=request.id,
+        raw=bool(request.raw_input_contents),
+    )
+
+
+def _outputs(request: oip.ModelInferRequest, outputs: Outputs) -> tuple[str, ...]:
+    known = ", ".join(outputs.known)
+    if len(request.outputs) > len(outputs.known):
+        raise InvalidRequest(f"{len(request.outputs)} outputs are asked for; there is {known}, each once")
+    names = tuple(dict.fromkeys(output.name for output in request.outputs))
+    for output in request.outputs:
+        if output.name not in outputs.known:
+            raise InvalidRequest(f"there is no output {output.name[:40]!r}; there is {known}")
+        if output.parameters:
+            given = ", ".join(sorted(output.parameters))[:100]
+            raise InvalidRequest(f"output {output.name!r} has parameters ({given}); this server knows none for outputs")
+    return names or outputs.default
+
+
+def _inputs(tensors: Sequence[InputTensor]) -> list[pb.Input]:
+    if len(tensors) != 1 or tensors[0].name not in (TEXT, TOKEN_IDS):
+        found = ", ".join(tensor.name[:40] for tensor in tensors[:5]) or "none"
+        raise InvalidRequest(f"the request must have one input, {TEXT!r} or {TOKEN_IDS!r}; it has {found}")
+    tensor = tensors[0]
+    return _texts(tensor) if tensor.name == TEXT else _token_ids(tensor)
+
+
+def _texts(tensor: InputTensor) -> list[pb.Input]:
+    if tensor.datatype != "BYTES":
+        raise InvalidRequest(f"input {TEXT!r} has datatype {tensor.datatype}; it must be BYTES")
+    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+        raise InvalidRequest(f"input {TEXT!r} has shape {list(tensor.shape)}; it must be [N] or [N, 1]")
+    try:
+        return [pb.Input(text=value.decode()) for value in tensor.bytes_values]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"input {TEXT!r} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _token_ids(tensor: InputTensor) -> list[pb.Input]:
+    if tensor.datatype == "BYTES":
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has datatype BYTES; it must be INT32, INT64 or UINT32")
+    if len(tensor.shape) not in (1, 2):
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has shape {list(tensor.shape)}; it must be [L] or [N, L]")
+    length = tensor.shape[-1]
+    rows = 1 if len(tensor.shape) == 1 else tensor.shape[0]
+    if rows and not length:
+        raise InvalidRequest(f"input {TOKEN_IDS!r} has no ids; there is nothing to read")
+    values = [tensor.int_values[row * length : (row + 1) * length] for row in range(rows)]
+    return [pb.Input(token_ids=pb.TokenIds(ids=_without_padding(row, ids))) for row, ids in enumerate(values)]
+
+
+def _without_padding(row: int, ids: tuple[int, ...]) -> tuple[int, ...]:
+    end = ids.index(_PADDING) if _PADDING in ids else len(ids)
+    if any(value != _PADDING for value in ids[end:]):
+        raise InvalidRequest(f"input {TOKEN_IDS!r}, row {row}: behind the padding (-1) stands another id")
+    wrong = next((value for value in ids[:end] if not 0 <= value <= _MAX_ID), None)
+    if wrong is not None:
+        raise InvalidRequest(f"input {TOKEN_IDS!r}, row {row}, contains {wrong}; ids are 0 or more, and -1 is padding")
+    return ids[:end]
+
+
+def answer(question: Question, model: str, version: str, rows: Sequence[Sequence[Found]]) -> oip.ModelInferResponse:
+    """A row is what was found for one input."""
+    reply = oip.ModelInferResponse(model_name=model, model_version=version, id=question.id)
+    width = max(map(len, rows))
+    shape = [len(rows), width]
+    # A search may find fewer than were asked for.
+    found = [each for row in rows for each in (*row, *[Found("")] * (width - len(row)))]
+    writer = OutputWriter(reply, question.raw)
+    for output in question.outputs:
+        if output == TEXT:
+            writer.text(output, shape, [each.text for each in found])
+        elif output == SCORE:
+            writer.floats(output, shape, [each.score for each in found])
+        else:
+            length = max(len(each.token_ids) for each in found)
+            flat = [i for each in found for i in (*each.token_ids, *[_PADDING] * (length - len(each.token_ids)))]
+            writer.integers(output, [*shape, length], flat)
+    return reply

@@ -1,0 +1,138 @@
+"""The methods of `inference.GRPCInferenceService`: thin, over the same models as `beamline.v1`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from beamline.protos import open_inference_pb2 as oip
+from beamline.serving.contract.call import current_call, enter
+from beamline.serving.errors import ModelNotFound, ModelUnavailable
+from beamline.serving.api.open_inference import describe
+from beamline.serving.api.open_inference import tasks
+from beamline.serving.api.open_inference.infer import Question
+from beamline.serving.api.open_inference.streaming import Reply, Stream
+from beamline.serving.api.open_inference.tasks import Piece
+from beamline.serving.api.grpc.statuses import status_of
+from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.models.manager import ModelManager
+from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.models.registry import Models
+from beamline.serving.version import beamline_version
+
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class OpenInferenceServicer:
+    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        self._models = models
+        self._manager = manager
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: oip.ServerLiveRequest, context: Any) -> oip.ServerLiveResponse:
+        return oip.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: oip.ServerReadyRequest, context: Any) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=self._lifecycle.ready)
+
+    async def ServerMetadata(self, request: oip.ServerMetadataRequest, context: Any) -> oip.ServerMetadataResponse:
+        return oip.ServerMetadataResponse(name="beamline", version=beamline_version(), extensions=describe.EXTENSIONS)
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    async def ModelReady(self, request: oip.ModelReadyRequest, context: Any) -> oip.ModelReadyResponse:
+        try:
+            self._models.find(request.name, request.version)
+        except (ModelNotFound, ModelUnavailable):
+            return oip.ModelReadyResponse(ready=False)
+        return oip.ModelReadyResponse(ready=self._lifecycle.ready)
+
+    async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Any) -> oip.ModelMetadataResponse:
+        model = self._manager.served(self._models.find(request.name, request.version))
+        return describe.metadata(model, self._versions(model.manifest.name))
+
+    async def ModelConfig(self, request: oip.ModelConfigRequest, context: Any) -> oip.ModelConfigResponse:
+        model = self._manager.served(self._models.find(request.name, request.version))
+        return oip.ModelConfigResponse(config=describe.config(model, self._versions(model.manifest.name)))
+
+    async def ModelStatistics(self, request: oip.ModelStatisticsRequest, context: Any) -> oip.ModelStatisticsResponse:
+        if request.name and request.version:
+            found = [self._models.find(request.name, request.version)]
+        elif request.name:
+            found = self._models.versions(request.name)
+        else:
+            found = self._models.everything()
+        return oip.ModelStatisticsResponse(
+            model_stats=[describe.statistics(self._manager.served(each)) for each in found]
+        )
+
+    def _versions(self, name: str) -> list[int]:
+        return [model.card.version for model in self._models.versions(name)]
+
+    # -- inference -----------------------------------------------------------------------------------------------
+
+    async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
+        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
+            question = await tasks.read(request, model)
+            _enter(question)
+            return await tasks.once(model, question, request.ByteSize(), _deadline(context))
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
+        await Stream(self._replies, self._sentence, context).run(requests)
+
+    async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
+        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
+            question = await tasks.read(request, model)
+            _enter(question)
+            if not question.parameters.stream:
+                response = await tasks.once(model, question, request.ByteSize(), _deadline(context))
+                yield Reply(Piece(response, last=True), in_order=True, empty_final=False)
+                return
+            async with aclosing(tasks.pieces(model, question, _deadline(context))) as pieces:
+                async for piece in pieces:
+                    yield Reply(piece, in_order=False, empty_final=question.parameters.empty_final)
+
+    def _sentence(self, error: Exception) -> str:
+        return status_of(error, STREAM_INFER, current_call().request_id, self._metrics).sentence
+
+    # -- the repository ------------------------------------------------------------------------------------------
+
+    async def RepositoryIndex(self, request: oip.RepositoryIndexRequest, context: Any) -> oip.RepositoryIndexResponse:
+        return describe.index(self._manager.index(), request.ready)
+
+    async def RepositoryModelLoad(
+        self, request: oip.RepositoryModelLoadRequest, context: Any
+    ) -> oip.RepositoryModelLoadResponse:
+        await self._manager.load(request.model_name, describe.asked_versions(request))
+        return oip.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: oip.RepositoryModelUnloadRequest, context: Any
+    ) -> oip.RepositoryModelUnloadResponse:
+        # Triton's parameter `unload_dependents` means nothing here: no model depends on another.
+        await self._manager.unload(request.model_name)
+        return oip.RepositoryModelUnloadResponse()
+
+
+def _enter(question: Question) -> None:
+    """A request's own priority and queue timeout, over those of the call that it came with."""
+    parameters, call = question.parameters, current_call()
+    enter(
+        replace(
+            call,
+            priority=call.priority if parameters.priority is None else parameters.priority,
+            queue_timeout=parameters.queue_timeout or call.queue_timeout,
+        )
+    )
+
+
+def _deadline(context: Any) -> float | None:
+    """The caller's deadline on the engine's clock."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining

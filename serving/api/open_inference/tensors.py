@@ -1,0 +1,130 @@
+"""Tensors of the open inference protocol: as typed contents, or raw and little-endian, in both directions."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from beamline.protos import open_inference_pb2 as oip
+from beamline.serving.errors import InvalidRequest
+
+_INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4"}
+_CONTENTS = {"INT32": "int_contents", "INT64": "int64_contents", "UINT32": "uint_contents", "BYTES": "bytes_contents"}
+_LENGTH = struct.Struct("<I")
+# Beyond any request that a model could take; what is refused here costs nothing.
+_MOST_TENSORS = 8
+_MOST_AXES = 4
+_MOST_ELEMENTS = {"BYTES": 2**16, "INT32": 2**22, "INT64": 2**22, "UINT32": 2**22}
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    bytes_values: tuple[bytes, ...] = ()  # of BYTES
+    int_values: tuple[int, ...] = ()  # of the integer types
+
+
+def read_inputs(request: oip.ModelInferRequest) -> list[InputTensor]:
+    raw = request.raw_input_contents
+    if len(request.inputs) > _MOST_TENSORS:
+        raise InvalidRequest(f"the request has {len(request.inputs)} inputs; at most {_MOST_TENSORS} are allowed")
+    if raw and len(raw) != len(request.inputs):
+        raise InvalidRequest(
+            f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; there must be one "
+            "for each, or none at all"
+        )
+    names = [tensor.name for tensor in request.inputs]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("the request has two inputs with one name")
+    return [_read(tensor, raw[index] if raw else None) for index, tensor in enumerate(request.inputs)]
+
+
+def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> InputTensor:
+    where = f"input {tensor.name[:40]!r}"
+    if len(tensor.shape) > _MOST_AXES:
+        raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MOST_AXES} are allowed")
+    shape = tuple(tensor.shape)
+    if tensor.datatype not in _CONTENTS:
+        raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; known are {', '.join(_CONTENTS)}")
+    if "shared_memory_region" in tensor.parameters:
+        raise InvalidRequest(f"{where} lies in shared memory, which this server does not read; send its contents")
+    if any(size < 0 for size in shape):
+        raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
+    size = math.prod(shape)
+    if size > _MOST_ELEMENTS[tensor.datatype]:
+        most = _MOST_ELEMENTS[tensor.datatype]
+        raise InvalidRequest(f"{where} has shape {list(shape)}, {size} elements; at most {most} are allowed")
+    if raw is None:
+        values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+    elif tensor.contents.ByteSize():
+        raise InvalidRequest(f"{where} has contents beside raw_input_contents; use one of the two")
+    else:
+        values = (
+            _raw_bytes(where, raw, size) if tensor.datatype == "BYTES" else _raw_integers(where, tensor.datatype, raw)
+        )
+    if len(values) != size:
+        raise InvalidRequest(
+            f"{where} has {len(values)} {tensor.datatype} elements, but shape {list(shape)} needs {size}"
+        )
+    if tensor.datatype == "BYTES":
+        return InputTensor(tensor.name, tensor.datatype, shape, bytes_values=tuple(values))
+    return InputTensor(tensor.name, tensor.datatype, shape, int_values=tuple(values))
+
+
+def _raw_bytes(where: str, raw: bytes, size: int) -> list[bytes]:
+    """Each element behind its length; one more than there should be is enough to know that there are too many."""
+    values: list[bytes] = []
+    position = 0
+    while position < len(raw) and len(values) <= size:
+        begin = position + _LENGTH.size
+        if begin > len(raw):
+            raise InvalidRequest(f"{where} ends in the middle of a length; each element stands behind 4 bytes of it")
+        position = begin + _LENGTH.unpack_from(raw, position)[0]
+        if position > len(raw):
+            raise InvalidRequest(f"{where} ends in the middle of an element; each stands behind 4 bytes of its length")
+        values.append(raw[begin:position])
+    return values
+
+
+def _raw_integers(where: str, datatype: str, raw: bytes) -> list[int]:
+    kind = np.dtype(_INTEGERS[datatype])
+    if len(raw) % kind.itemsize:
+        raise InvalidRequest(f"{where} has {len(raw)} bytes, which is no whole number of {datatype} elements")
+    values: list[int] = np.frombuffer(raw, kind).tolist()
+    return values
+
+
+class OutputWriter:
+    """Adds outputs to a response, in the way in which the request had its inputs."""
+
+    def __init__(self, response: oip.ModelInferResponse, raw: bool) -> None:
+        self._response = response
+        self._raw = raw
+
+    def text(self, name: str, shape: Sequence[int], values: Sequence[str]) -> None:
+        encoded = [value.encode() for value in values]
+        output = self._response.outputs.add(name=name, datatype="BYTES", shape=shape)
+        if self._raw:
+            self._response.raw_output_contents.append(b"".join(_LENGTH.pack(len(each)) + each for each in encoded))
+        else:
+            output.contents.bytes_contents.extend(encoded)
+
+    def floats(self, name: str, shape: Sequence[int], values: Sequence[float]) -> None:
+        output = self._response.outputs.add(name=name, datatype="FP32", shape=shape)
+        if self._raw:
+            self._response.raw_output_contents.append(np.asarray(values, "<f4").tobytes())
+        else:
+            output.contents.fp32_contents.extend(values)
+
+    def integers(self, name: str, shape: Sequence[int], values: Sequence[int]) -> None:
+        output = self._response.outputs.add(name=name, datatype="INT64", shape=shape)
+        if self._raw:
+            self._response.raw_output_contents.append(np.asarray(values, "<i8").tobytes())
+        else:
+            output.contents.int64_contents.extend(values)

@@ -1,0 +1,108 @@
+"""Which device serves: what was asked for, or the best that is really there. Never another one in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from beamline.serving.backends.probe import CudaDevice, Probe, installed, probe
+from beamline.serving.errors import BeamlineError, ModelError
+from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.contract.tensorrt_plans import usable_plans
+
+Kind = Literal["cpu", "cuda", "tensorrt"]
+WISHES = ("auto", "cpu", "cuda", "tensorrt")
+TENSORRT = ("tensorrt", "tensorrt-rtx")  # packages; the first that is installed runs the plans
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", *TENSORRT, "cuda-bindings")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What there is: GPUs that answer, and packages with their versions."""
+
+    probe: Probe
+    packages: Mapping[str, str | None]
+
+    def has(self, package: str) -> bool:
+        return self.packages.get(package) is not None
+
+    @property
+    def tensorrt(self) -> str | None:
+        """The name to import."""
+        return next((name.replace("-", "_") for name in TENSORRT if self.has(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    kind: Kind
+    devices: tuple[CudaDevice, ...]  # empty for the CPU
+    reason: str
+    library: str | None = None  # tensorrt or tensorrt_rtx
+
+    def describe(self) -> str:
+        names = ", ".join(f"GPU {device.number} ({device.name}, {device.capability})" for device in self.devices)
+        return f"device: {self.kind}{f' on {names}' if names else ''}: {self.reason}"
+
+
+ON_CPU = Choice("cpu", (), "the default")
+
+
+def look() -> Machine:
+    """Imports nothing that could crash: packages are only looked up."""
+    return Machine(probe(), {package: installed(package) for package in _PACKAGES})
+
+
+def choose(wish: str, machine: Machine) -> Choice:
+    """Raises a `BeamlineError` where what was asked for is not there."""
+    if wish == "cpu":
+        return Choice("cpu", (), "asked for")
+    lacking = {kind: _lacking(kind, machine) for kind in ("tensorrt", "cuda")}
+    if wish in lacking:
+        if lacking[wish]:
+            raise BeamlineError(f"--device {wish} can't be used: {lacking[wish]} (`beamline doctor` says more)")
+        return _gpu(wish, machine, "asked for")
+    for kind, reason in lacking.items():
+        if not reason:
+            return _gpu(kind, machine, f"the best that is here: {_why(kind, machine)}")
+    if machine.probe.devices:
+        return Choice("cpu", (), f"there is a GPU, but {lacking['tensorrt']}, and {lacking['cuda']}")
+    return Choice("cpu", (), f"no GPU: {machine.probe.reason}")
+
+
+def _gpu(kind: str, machine: Machine, reason: str) -> Choice:
+    if kind == "tensorrt":
+        return Choice("tensorrt", machine.probe.devices, reason, machine.tensorrt)
+    return Choice("cuda", machine.probe.devices, reason)
+
+
+def _lacking(kind: str, machine: Machine) -> str:
+    if not machine.probe.devices:
+        return machine.probe.reason
+    if kind == "tensorrt":
+        return "" if machine.tensorrt else "neither tensorrt nor tensorrt-rtx is installed"
+    return "" if machine.has("onnxruntime-gpu") else "onnxruntime-gpu is not installed"
+
+
+def _why(kind: str, machine: Machine) -> str:
+    if kind == "cuda":
+        return f"onnxruntime-gpu {machine.packages['onnxruntime-gpu']}"
+    name = str(machine.tensorrt).replace("_", "-")
+    return f"{name} {machine.packages[name]}"
+
+
+def choose_for(wish: str, machine: Machine, folder: Path, manifest: AnyManifest) -> Choice:
+    """The same for one version: `auto` takes TensorRT only where the version has plans for the GPU that is here."""
+    choice = choose(wish, machine)
+    if wish != "auto" or choice.kind != "tensorrt":
+        return choice
+    package = str(choice.library).replace("_", "-")
+    version, capability = str(machine.packages[package]), choice.devices[0].capability
+    try:
+        usable_plans(folder, manifest, str(choice.library), version, capability)
+    except ModelError as error:
+        others = {name: number for name, number in machine.packages.items() if name not in TENSORRT}
+        next_best = choose("auto", Machine(machine.probe, others))
+        return replace(next_best, reason=f"{next_best.reason}; not TensorRT: {error}")
+    return choice

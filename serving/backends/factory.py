@@ -1,0 +1,77 @@
+"""A version on a device: the backend that runs it there."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from beamline.serving.contract.backend import Backend
+from beamline.serving.backends.device import Device, GraphRunner
+from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.backends.devices import Choice
+from beamline.serving.engine.pooled import PooledBackend
+from beamline.serving.errors import ModelError
+from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    backend: Backend
+    cache_buckets: tuple[int, ...] | None = None  # the only lengths that it can run, where not every one
+
+
+def make_backend(
+    folder: Path,
+    manifest: Manifest,
+    threads: int,
+    choice: Choice,
+    device: CudaDevice | None,
+    options: dict[str, str],
+    shortlist: bool = False,
+) -> Made:
+    """`options` are those of ONNX Runtime's CUDA provider."""
+    if device is None:
+        from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+
+        if manifest.precision == "bfloat16":
+            raise ModelError(f"{folder} is in bfloat16, which only GPUs compute; convert it to float32 for the CPU")
+        return Made(OnnxRuntimeBackend(folder, manifest, threads, shortlist))
+    if shortlist:
+        raise ModelError(f"{folder} can't have a shortlist on a GPU: serve it on the CPU, or without")
+    from beamline.serving.backends.device_backend import DeviceBackend
+
+    gpu, runner, buckets = _on_gpu(folder, manifest, choice, device, options)
+    return Made(DeviceBackend(manifest, gpu, runner), buckets)
+
+
+def make_pooled(
+    folder: Path, manifest: PooledManifest, threads: int, choice: Choice, rows: int, options: dict[str, str]
+) -> PooledBackend:
+    """On the CPU, or on the first of the devices that were chosen."""
+    if not choice.devices:
+        from beamline.serving.backends.pooled import OnnxRuntimePooled
+
+        return OnnxRuntimePooled(folder, manifest, threads)
+    from beamline.serving.backends.device_once import DevicePooled
+
+    gpu, runner, _ = _on_gpu(folder, manifest, choice, choice.devices[0], options)
+    return DevicePooled(manifest, gpu, runner, rows)
+
+
+def _on_gpu(
+    folder: Path, manifest: AnyManifest, choice: Choice, device: CudaDevice, options: dict[str, str]
+) -> tuple[Device, GraphRunner, tuple[int, ...] | None]:
+    from beamline.serving.backends.cuda import CudaDevice as Gpu
+
+    gpu = Gpu(device.number)
+    if choice.kind == "tensorrt":
+        from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
+
+        library = str(choice.library)
+        runtime = LibraryRuntime(importlib.import_module(library), library, gpu.stream, device.capability)
+        plans = TensorRtRunner(folder, manifest, gpu, runtime)
+        return gpu, plans, plans.plans.cache_buckets
+    from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+
+    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options), None

@@ -1,0 +1,1 @@
+"""What the layers above agree on: the manifest, what a backend does, the records that cross between them."""

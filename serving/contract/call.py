@@ -1,0 +1,88 @@
+"""What travels with a call besides its message: who calls, how urgent it is, and the id that every log line carries.
+
+    x-request-id                  letters, digits and ._- (at most 64); made up where it is missing or not that
+    x-beamline-priority           0 (most urgent) to 3; 1 where it is missing
+    x-beamline-queue-timeout-ms   how long the call's sequences may wait for a slot; without it, as long as the deadline
+
+They are gRPC metadata and HTTP headers alike: they work with every method and every client, and a proxy can set them.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from beamline.serving.errors import InvalidRequest
+
+REQUEST_ID = "x-request-id"
+PRIORITY = "x-beamline-priority"
+QUEUE_TIMEOUT = "x-beamline-queue-timeout-ms"
+
+LOWEST_PRIORITY = 3
+DEFAULT_PRIORITY = 1
+_MOST_MILLISECONDS = 24 * 3600 * 1000
+_SOUND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+Sequences = Sequence[tuple[float, float, float, float]]
+
+
+def _nothing(finished: Sequences) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    request_id: str = "-"
+    client: str = "-"
+    priority: int = DEFAULT_PRIORITY
+    queue_timeout: float | None = None  # seconds
+    # Told of the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
+    report: Callable[[Sequences], None] = _nothing
+
+
+_NOBODY = Call()
+_current: ContextVar[Call] = ContextVar("call", default=_NOBODY)
+
+
+def current_call() -> Call:
+    """The call that this task works for."""
+    return _current.get()
+
+
+def enter(call: Call) -> None:
+    """For the rest of this task, which must be the call's own."""
+    _current.set(call)
+
+
+def with_request_id(headers: Mapping[str, str]) -> dict[str, str]:
+    """With a sound id where there was none. The first thing that a door does."""
+    given = headers.get(REQUEST_ID, "")
+    return {**headers, REQUEST_ID: given if _SOUND_ID.fullmatch(given) else uuid.uuid4().hex[:16]}
+
+
+def call_of(headers: Mapping[str, str], client: str, report: Callable[[Sequences], None] = _nothing) -> Call:
+    """Raises `InvalidRequest` for an urgency or a timeout that makes no sense."""
+    milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
+    priority = header_number(headers, PRIORITY, 0, LOWEST_PRIORITY)
+    return Call(
+        headers[REQUEST_ID],
+        client,
+        DEFAULT_PRIORITY if priority is None else priority,
+        None if milliseconds is None else milliseconds / 1000,
+        report,
+    )
+
+
+def header_number(headers: Mapping[str, str], name: str, lowest: int, highest: int) -> int | None:
+    """None where it is missing; raises `InvalidRequest` where it is no such number."""
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text) or not lowest <= int(text) <= highest:
+        raise InvalidRequest(f"{name} is {text[:20]!r}; it must be a whole number from {lowest} to {highest}")
+    return int(text)

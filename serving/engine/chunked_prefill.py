@@ -1,0 +1,219 @@
+"""Prompts, taken in by the chunk between decode steps, so that a long one never stalls the others: whatever takes time
+(a chunk, room for more of it, a place in the batch) has a step before and after it.
+
+All tokens but a prompt's last go through the prefill graph, into memory of their own; the last one is the input of the
+request's first step. Prompts of similar length that come together are taken in together, a row each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beamline.serving.contract.backend import Backend, PromptChunk
+from beamline.serving.engine.prefill import Fail, PromptCounts, Ready, Taken
+from beamline.serving.engine.sequence import Job
+from beamline.serving.engine.prefix_cache import Known, PrefixCache
+from beamline.serving.engine.scheduler import Scheduler
+from beamline.serving.errors import ComputeError
+
+log = logging.getLogger(__name__)
+
+LARGEST_CHUNK = 512  # tokens, over all rows
+_SMALLEST_CHUNK = 4  # on a CPU they take as long as one: the weights are read once
+_GROUP_TOKENS = 1024
+_GROUP_ROWS = 16
+
+
+class Pace:
+    """How many tokens of prompts go between two steps: as many as let a running stream's gap become `slowdown` times
+    what it is without them, but never fewer than a few."""
+
+    def __init__(self, slowdown: float) -> None:
+        self._chunk_per_step = slowdown - 1  # the rest of the gap is the step itself
+        self._tokens = float(_SMALLEST_CHUNK)
+        self._step_seconds = 0.0
+
+    def stepped(self, seconds: float) -> None:
+        """Steps get longer with the batch; one odd one must not count for much."""
+        self._step_seconds += (seconds - self._step_seconds) * (0.2 if self._step_seconds else 1.0)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A chunk's time is no multiple of its tokens (the weights are read once), so the way there is by trying."""
+        if self._step_seconds and seconds > 0:
+            change = min(2.0, max(0.5, self._chunk_per_step * self._step_seconds / seconds))
+            self._tokens = min(float(LARGEST_CHUNK), max(float(_SMALLEST_CHUNK), tokens * change))
+
+    def tokens(self, others_wait: bool) -> int:
+        return int(self._tokens) if others_wait else LARGEST_CHUNK
+
+
+@dataclass(slots=True)
+class _Group:
+    jobs: list[Job]
+    prompts: list[tuple[int, ...]]  # without their last tokens
+    done: list[int]  # how much of each is taken in
+    memories: list[Any]
+    chunks: int = 0  # that were taken in
+
+    @property
+    def remaining(self) -> int:
+        return max(len(prompt) - done for prompt, done in zip(self.prompts, self.done, strict=True))
+
+    def chunk(self, length: int) -> PromptChunk:
+        """The next tokens of every row. One that has fewer begins earlier, and computes some once more; one that is
+        shorter than this altogether is padded, behind its end, where nobody looks."""
+        starts = [min(done, max(0, len(prompt) - length)) for prompt, done in zip(self.prompts, self.done, strict=True)]
+        tokens = np.zeros((len(self.jobs), length), np.int64)
+        for row, (prompt, start) in enumerate(zip(self.prompts, starts, strict=True)):
+            part = prompt[start : start + length]
+            tokens[row, : len(part)] = part
+        return PromptChunk(tokens, np.array(starts, np.int64))
+
+    def split(self, rows: int) -> tuple[_Group, _Group]:
+        """The first rows, and the others."""
+        first, rest = slice(rows), slice(rows, None)
+        return (
+            _Group(self.jobs[first], self.prompts[first], self.done[first], self.memories[first], self.chunks),
+            _Group(self.jobs[rest], self.prompts[rest], self.done[rest], self.memories[rest], self.chunks),
+        )
+
+    def took(self, length: int) -> None:
+        self.chunks += 1
+        self.done = [min(len(prompt), done + length) for prompt, done in zip(self.prompts, self.done, strict=True)]
+
+
+class PromptIntake:
+    def __init__(
+        self, backend: Backend, taken: Taken, fail: Fail, clock: Callable[[], float], cache: PrefixCache, pace: Pace
+    ) -> None:
+        self._backend = backend
+        self._taken = taken
+        self._fail = fail
+        self._clock = clock
+        self._groups: list[_Group] = []
+        self._complete: list[Ready] = []
+        self._cache = cache
+        self._pace = pace
+        self._tokens = 0
+        self._cached_tokens = 0
+
+    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
+        newcomers = scheduler.next_in_line()
+        self._taken(newcomers)
+        joining, self._complete = self._complete, []
+        ready = self._begin(newcomers) + joining
+        self._groups = [group for group in self._groups if any(map(scheduler.is_preparing, group.jobs))]
+        others_wait = bool(scheduler.active)
+        if self._groups and not (others_wait and (busy or joining)):
+            ready += self._take_turn(others_wait)
+        return [each for each in ready if scheduler.is_preparing(each.job)]
+
+    def _take_turn(self, others_wait: bool) -> list[Ready]:
+        """A chunk of the first group, and who is ready now."""
+        group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
+        budget = self._pace.tokens(others_wait)
+        rows = max(1, budget // _SMALLEST_CHUNK)
+        if len(group.jobs) > rows:  # all of them at once would take too long
+            group, rest = group.split(rows)
+            self._groups.append(rest)
+        # All of it may be in already, where the longer ones of a group have just been split off.
+        if group.remaining and not self._take_in(group, budget, others_wait):
+            return []
+        if group.remaining:
+            self._groups.append(group)
+            return []
+        ready = self._completed(group)
+        if group.chunks == 1 or not others_wait:
+            return ready
+        self._complete = ready  # a place for a long one takes time, too
+        return []
+
+    def stepped(self, seconds: float) -> None:
+        self._pace.stepped(seconds)
+
+    def report(self) -> PromptCounts:
+        counts = PromptCounts(self._tokens, self._cached_tokens, self._cache.size)
+        self._tokens = self._cached_tokens = 0
+        return counts
+
+    def _begin(self, newcomers: Sequence[Job]) -> list[Ready]:
+        """Looks up what is known of each prompt, and groups the rest."""
+        ready, work = [], list[tuple[Job, Known | None]]()
+        for job in newcomers:
+            prompt = job.request.source[:-1]
+            job.started = self._clock()
+            known = self._cache.find(prompt)
+            job.cached_tokens = 0 if known is None else known.length
+            self._tokens += len(prompt) + 1
+            self._cached_tokens += job.cached_tokens
+            if known is not None and known.length == len(prompt):
+                ready.append(Ready(job, self._backend.prefix(known.memory, known.length)[0]))
+            elif not prompt:
+                ready.append(Ready(job, self._backend.prompts([0], [None])[0]))
+            else:
+                work.append((job, known))
+        self._groups += [self._open(group) for group in _grouped(work)]
+        return ready
+
+    def _open(self, group: Sequence[tuple[Job, Known | None]]) -> _Group:
+        jobs = [job for job, _ in group]
+        prompts = [job.request.source[:-1] for job in jobs]
+        known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
+        memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
+        return _Group(jobs, prompts, [job.cached_tokens for job in jobs], memories)
+
+    def _take_in(self, group: _Group, budget: int, others_wait: bool) -> bool:
+        """Whether there are some of its tokens less to take in."""
+        rows = len(group.jobs)
+        length = min(group.remaining, max(_SMALLEST_CHUNK, budget // rows))
+        chunk = group.chunk(length)
+        try:
+            while not self._backend.grow(group.memories, int(chunk.starts.max()) + length):
+                if others_wait:
+                    self._groups.insert(0, group)
+                    return False
+            began = self._clock()
+            self._backend.take_in(group.memories, chunk)
+        except Exception:
+            log.exception("taking in a chunk of %d prompts failed", rows)
+            self._isolate(group)
+            return False
+        self._pace.took(length * rows, self._clock() - began)
+        group.took(length)
+        return True
+
+    def _isolate(self, group: _Group) -> None:
+        """One of them may be at fault: alone, the others succeed."""
+        if len(group.jobs) == 1:
+            return self._fail(group.jobs[0], ComputeError("the prompt could not be processed"))
+        for job in group.jobs:
+            job.cached_tokens = 0
+            self._groups.append(self._open([(job, None)]))
+
+    def _completed(self, group: _Group) -> list[Ready]:
+        for prompt, memory in zip(group.prompts, group.memories, strict=True):
+            if self._cache.wants(prompt):
+                self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)))
+        return [Ready(job, memory) for job, memory in zip(group.jobs, group.memories, strict=True)]
+
+
+def _grouped(work: Sequence[tuple[Job, Known | None]]) -> list[list[tuple[Job, Known | None]]]:
+    """Prompts of which about as much remains, so that little is computed twice."""
+    groups: list[list[tuple[Job, Known | None]]] = []
+    for job, known in sorted(work, key=lambda each: _remaining(each[0])):
+        group = groups[-1] if groups else []
+        fits = group and _remaining(job) <= 1.5 * _remaining(group[0][0]) + 8
+        if fits and len(group) < _GROUP_ROWS and _remaining(job) * (len(group) + 1) <= _GROUP_TOKENS:
+            group.append((job, known))
+        else:
+            groups.append([(job, known)])
+    return groups
+
+
+def _remaining(job: Job) -> int:
+    return job.source_length - 1 - job.cached_tokens

@@ -1,0 +1,139 @@
+"""One model as several engines, on as many devices or sharing one CPU: every request goes to the least busy one.
+
+A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine that is not a
+fleet belongs to the first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.request import Request
+from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.thread import EngineThread
+from beamline.serving.errors import Overloaded
+
+
+class Fleet:
+    """To the doors it is an engine. Its members are driven by a thread each (`DeviceThreads`)."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = tuple(engines)
+        first = self.engines[0]
+        self.manifest = first.manifest
+        slots = sum(engine.plan.slots for engine in self.engines)
+        self.plan = replace(first.plan, slots=slots, engines=len(self.engines))
+        self.reserved_bytes = sum(engine.reserved_bytes for engine in self.engines)
+        self._lock = threading.Lock()
+        self._turn = 0
+
+    def submit(self, request: Request) -> None:
+        """Where one is full, the next may not be: only when all are is the request refused."""
+        refusal: Overloaded | None = None
+        for engine in self._least_loaded():
+            try:
+                return engine.submit(request)
+            except Overloaded as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    def score(self, request: ScoringRequest) -> None:
+        self._least_loaded()[0].score(request)
+
+    def enough(self, request_id: int, index: int = 0) -> None:
+        for engine in self.engines:
+            engine.enough(request_id, index)
+
+    def cancel(self, request_id: int) -> None:
+        for engine in self.engines:  # those that don't know it ignore it
+            engine.cancel(request_id)
+
+    def _least_loaded(self) -> list[Engine]:
+        """Least first; among equals in turn, so that an idle fleet is used evenly."""
+        with self._lock:
+            self._turn = (self._turn + 1) % len(self.engines)
+            rotated = [*self.engines[self._turn :], *self.engines[: self._turn]]
+        return sorted(rotated, key=lambda engine: engine.load)
+
+
+class Together:
+    """What several engines say of their steps, as if they were one."""
+
+    def __init__(self, observe: Callable[[StepStats], None], count: int) -> None:
+        self._observe = observe
+        self._lock = threading.Lock()
+        self._last: list[StepStats | None] = [None] * count
+
+    def observers(self) -> list[Callable[[StepStats], None]]:
+        return [partial(self._stepped, index) for index in range(len(self._last))]
+
+    def _stepped(self, index: int, step: StepStats) -> None:
+        """What is so at this moment is added up; what happened in a step is that step's."""
+        with self._lock:
+            self._last[index] = step
+            all_of_them = [each for each in self._last if each is not None]
+        self._observe(
+            replace(
+                step,
+                remaining=sum(each.remaining for each in all_of_them),
+                queued=sum(each.queued for each in all_of_them),
+                live_entries=sum(each.live_entries for each in all_of_them),
+                prefix_cache_bytes=sum(each.prefix_cache_bytes for each in all_of_them),
+            )
+        )
+
+
+class DeviceThreads:
+    """The threads of all devices, as one."""
+
+    def __init__(self, count: int) -> None:
+        self._threads = [EngineThread() for _ in range(count)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, engine: Engine | Fleet) -> None:
+        for thread, member in zip(self._threads, _members(engine), strict=False):
+            thread.add(member)
+
+    def retire(self, engine: Engine | Fleet, gone: Callable[[], None]) -> None:
+        """`gone` is called once, when the last member has finished."""
+        members = _members(engine)
+        remaining, lock = len(members), threading.Lock()
+
+        def one_gone() -> None:
+            nonlocal remaining
+            with lock:
+                remaining -= 1
+                last = remaining == 0
+            if last:
+                gone()
+
+        for thread, member in zip(self._threads, members, strict=False):
+            thread.retire(member, one_gone)
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """All at once: each refuses new work before the first is waited for."""
+        ends = None if timeout is None else time.monotonic() + timeout
+        for thread in self._threads:
+            thread.drain(0)
+        finished = [
+            thread.drain(None if ends is None else max(0.0, ends - time.monotonic())) for thread in self._threads
+        ]
+        return all(finished)
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.stop()
+
+
+def _members(engine: Engine | Fleet) -> tuple[Engine, ...]:
+    return engine.engines if isinstance(engine, Fleet) else (engine,)

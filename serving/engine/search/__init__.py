@@ -1,0 +1,1 @@
+"""The host's half of beam search and sampling, and logits processors."""

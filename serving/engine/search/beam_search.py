@@ -1,0 +1,252 @@
+"""The host's half of the search, for one request: what has finished, and when to stop.
+
+The device proposes (candidates) and goes on (beams); this follows, keeps the tree of what was produced, collects
+finished hypotheses, and decides when nothing better can come. Exactly as Hugging Face `generate` does, greedy and beam.
+
+Depth t of the tree holds the tokens that are the input of step t; depth 0 is the start token. A sequence that ends
+with a candidate of step t has t + 2 tokens, the start token included. After a prompt, the start token is its last one;
+what was before stands in the cache once, in front of the tree, for all beams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beamline.serving.engine.request import Alternatives, DecodingOptions, FinishReason, Hypothesis, Piece
+
+DEAD = -1e9  # what a beam carries that does not exist
+_IMPOSSIBLE = DEAD / 2  # nothing real is ever below
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One request's row of a step's outputs, as plain lists."""
+
+    tokens: Sequence[int]  # [width]
+    parents: Sequence[int]
+    scores: Sequence[float]
+    candidate_scores: Sequence[float]  # [candidates_per_beam * width], best first
+    candidate_tokens: Sequence[int]
+    candidate_parents: Sequence[int]
+    alternatives: Sequence[Alternatives] = ()  # of each beam that was the step's input
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A finished hypothesis: a beam of some depth, and the candidate that ended it."""
+
+    score: float  # normalised by length
+    depth: int
+    beam: int
+    token: int | None  # None: it was cut off without another token
+    total: float  # not normalised
+    reason: FinishReason
+
+
+class Search:
+    def __init__(
+        self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int], prompt_entries: int = 0
+    ) -> None:
+        self.options = options
+        self.width = options.beam_size
+        self.start_token = start_token
+        self.done = False
+        self._eos_ids = frozenset(eos_ids)
+        self._prompt_length = 1 + len(options.prefix)
+        self._endings: list[_Ending] = []  # best first, at most `width`
+        # The tree, by depth: the token of each beam, its parent one depth up, its score.
+        self._tokens = [[start_token] * self.width]
+        self._parents = [list(range(self.width))]
+        self._sequences = [[start_token] for _ in range(self.width)]  # of the depth that was asked for last
+        self._scores = [[0.0] + [DEAD] * (self.width - 1)]
+        # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
+        self._entries: list[list[int]] = []
+        self._prompt_entries = prompt_entries
+        self._used = prompt_entries
+        self._alternatives: list[Sequence[Alternatives]] = []  # by depth: what each of its beams might have said next
+
+    # -- what the next step needs --------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """The number of the next step."""
+        return len(self._tokens) - 1
+
+    @property
+    def used_entries(self) -> int:
+        return self._used
+
+    @property
+    def generated(self) -> int:
+        return max(0, len(self._tokens) - self._prompt_length)
+
+    def forced_token(self, ahead: int = 0) -> int | None:
+        """The word that the next step must produce, or the one that is so many steps further."""
+        depth = self.depth + ahead
+        if depth < len(self.options.prefix):
+            return self.options.prefix[depth]
+        if depth == 0:
+            return self.options.forced_bos_id
+        return None
+
+    def sequences(self) -> list[list[int]]:
+        """The tokens of every beam so far, start token first. From those of the step before, if it asked: walking back
+        to the start at every step would grow with the square of the length."""
+        for level in range(len(self._sequences[0]), len(self._tokens)):
+            before = self._sequences
+            pairs = zip(self._parents[level], self._tokens[level], strict=True)
+            self._sequences = [[*before[parent], token] for parent, token in pairs]
+        return self._sequences
+
+    # -- following the device ------------------------------------------------------------------------------------
+
+    def advance(self, step: StepView) -> None:
+        """Takes in what the step of this depth produced."""
+        if self._must_end_now():
+            return self._end_with_forced_eos()
+        forced = self.forced_token() is not None
+        step_depth = self.depth
+        self._alternatives.append(step.alternatives)
+        self._entries.append(list(range(self._used, self._used + self.width)))
+        self._used += self.width
+        if not forced:
+            self._collect(step, step_depth)
+        self._tokens.append(list(step.tokens))
+        self._parents.append(list(step.parents))
+        self._scores.append(list(step.scores))
+        if not self.done and self._must_end_now():
+            self._end_with_forced_eos()
+        elif not self.done and step_depth + 2 >= self.options.max_length:
+            self._cut_off(FinishReason.LENGTH)  # only a forced word can get here
+
+    def _collect(self, step: StepView, depth: int) -> None:
+        at_limit = depth + 2 >= self.options.max_length
+        length = depth + 2 - self._prompt_length
+        new = []
+        for rank in range(self.width):
+            token = step.candidate_tokens[rank]
+            ends = token in self._eos_ids
+            total = step.candidate_scores[rank]
+            if (ends or at_limit) and total > _IMPOSSIBLE:
+                reason = FinishReason.EOS if ends else FinishReason.LENGTH
+                parent = step.candidate_parents[rank]
+                new.append(_Ending(self._normalise(total, length), depth, parent, token, total, reason))
+        self._keep_best(new)
+        self.done = at_limit or self._nothing_better(step.scores[0], length)
+
+    def _nothing_better(self, best_score: float, length: int) -> bool:
+        options = self.options
+        if len(self._endings) < self.width:
+            return best_score <= _IMPOSSIBLE
+        if self.width == 1 or options.early_stopping is True:
+            return True
+        if options.early_stopping == "never" and options.length_penalty > 0:
+            length = options.max_length - self._prompt_length
+        return self._normalise(best_score, length) <= self._endings[-1].score
+
+    def _must_end_now(self) -> bool:
+        """Whether the next token is the last, and can only be the end token: then there is nothing left to compute."""
+        return self.options.forced_eos_id is not None and self.depth + 2 >= self.options.max_length
+
+    def _end_with_forced_eos(self) -> None:
+        self._end_beams(self.options.forced_eos_id, FinishReason.LENGTH)
+
+    def _cut_off(self, reason: FinishReason) -> None:
+        self._end_beams(None, reason)
+
+    def _end_beams(self, token: int | None, reason: FinishReason) -> None:
+        """Ends the living beams as they are, with a token that costs nothing, or with none."""
+        depth = self.depth
+        length = max(1, depth + (1 if token is None else 2) - self._prompt_length)
+        self._keep_best(
+            [
+                _Ending(self._normalise(total, length), depth, beam, token, total, reason)
+                for beam, total in enumerate(self._scores[depth])
+                if total > _IMPOSSIBLE
+            ]
+        )
+        self.done = True
+
+    def stop(self, reason: FinishReason = FinishReason.TIME_LIMIT) -> None:
+        """Time is over. A complete hypothesis is better than half a one, so the living beams only fill up."""
+        finished, self._endings = self._endings, []
+        self._cut_off(reason)
+        self._endings = (finished + self._endings)[: self.width]
+
+    def stop_one(self, index: int) -> None:
+        """The caller has seen enough of a hypothesis."""
+        self.stop(FinishReason.STOP)
+
+    def _normalise(self, total: float, length: int) -> float:
+        return float(total / length**self.options.length_penalty)
+
+    def _keep_best(self, new: list[_Ending]) -> None:
+        merged = sorted(self._endings + new, key=lambda ending: -ending.score)  # stable: the older one wins a tie
+        self._endings = merged[: self.width]
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+
+    def live_entries(self) -> list[int]:
+        """The cache entries of the living beams' ancestors, in order."""
+        kept: list[int] = []
+        alive = {
+            parent for parent, score in zip(self._parents[-1], self._scores[-1], strict=True) if score > _IMPOSSIBLE
+        }
+        for depth in reversed(range(len(self._entries))):
+            kept.extend(self._entries[depth][beam] for beam in alive)
+            alive = {self._parents[depth][beam] for beam in alive}
+        return [*range(self._prompt_entries), *sorted(kept)]
+
+    def compacted(self, kept: Sequence[int]) -> None:
+        """The cache now holds only these entries, in this order."""
+        place = {entry: index for index, entry in enumerate(kept)}
+        self._entries = [[place.get(entry, -1) for entry in entries] for entries in self._entries]
+        self._used = len(kept)
+
+    # -- what is certain already ---------------------------------------------------------------------------------
+
+    def news(self, known: Sequence[int]) -> list[Piece]:
+        """What has become certain of the best hypothesis beyond its first `known[0]` tokens: what the living beams and
+        the best of the finished ones have in common. Whichever of them wins, it begins so."""
+        floor = self._prompt_length - 1 + known[0]
+        alive = {beam for beam, score in enumerate(self._scores[-1]) if score > _IMPOSSIBLE}
+        best = self._endings[0] if self._endings else None
+        depth = self.depth
+        if not alive or depth <= floor or (best is not None and best.depth <= floor):
+            return []
+        while len(alive) > 1 or (best is not None and best.depth < depth):
+            alive = {self._parents[depth][beam] for beam in alive}
+            depth -= 1
+            if depth <= floor:
+                return []
+            if best is not None and best.depth == depth:
+                alive.add(best.beam)
+        return [self._piece(0, depth, alive.pop(), floor)]
+
+    def _piece(self, index: int, depth: int, beam: int, floor: int, reason: FinishReason | None = None) -> Piece:
+        """The tokens of one path, from below `floor` down to a depth."""
+        tokens, log_probs, alternatives = [], [], list[Alternatives]()
+        for level in range(depth, floor, -1):
+            parent = self._parents[level][beam]
+            tokens.append(self._tokens[level][beam])
+            log_probs.append(self._scores[level][beam] - self._scores[level - 1][parent])
+            alternatives.extend(self._alternatives[level - 1][parent : parent + 1])
+            beam = parent
+        return Piece(index, tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1]), reason)
+
+    # -- the answer ----------------------------------------------------------------------------------------------
+
+    def hypotheses(self) -> tuple[Hypothesis, ...]:
+        """The best ones, without start token and prefix."""
+        return tuple(self._hypothesis(ending) for ending in self._endings[: self.options.num_hypotheses])
+
+    def _hypothesis(self, ending: _Ending) -> Hypothesis:
+        path = self._piece(0, ending.depth, ending.beam, self._prompt_length - 1)
+        tokens, log_probs, alternatives = path.tokens, path.token_log_probs, path.alternatives
+        if ending.token is not None:
+            tokens = (*tokens, ending.token)
+            log_probs = (*log_probs, ending.total - self._scores[ending.depth][ending.beam])
+            if ending.depth < len(self._alternatives):  # a forced end has none
+                alternatives = (*alternatives, *self._alternatives[ending.depth][ending.beam : ending.beam + 1])
+        return Hypothesis(tokens, log_probs, ending.score, ending.reason, alternatives=alternatives)

@@ -1,0 +1,82 @@
+"""Between requests and a step's arrays: what the host adds to a step, and each request's part of what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from beamline.serving.contract.backend import StepInputs, StepOutputs
+from beamline.serving.engine.sequence import Job
+from beamline.serving.engine.request import Alternatives
+from beamline.serving.engine.search.logits_processors import as_arrays
+from beamline.serving.engine.search.sampler import Samples
+from beamline.serving.engine.search.beam_search import StepView
+
+
+def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:
+    """Of the next step, or of the one so many steps further, where no rule needs to see the words before it."""
+    forced = [job.search.forced_token(ahead) for job in jobs]
+    edits = [
+        job.rules.edits(job.search.depth + ahead + 1, job.search.sequences() if job.rules.need_sequences else None)
+        for job in jobs
+    ]
+    index, scale, add = as_arrays(edits, beams)
+    rows: list[int] = []
+    settings: list[tuple[float, ...]] = []
+    reported: list[int] = []
+    for number, job in enumerate(jobs):
+        search, options = job.search, job.search.options
+        if isinstance(search, Samples):
+            top_k = options.top_k or vocabulary
+            for sample, uniform in search.draws(ahead):
+                rows.append(number * beams + sample)
+                settings.append((uniform, options.temperature, top_k, options.top_p, options.min_p))
+        if options.top_log_probs:
+            reported += range(number * beams, number * beams + search.width)
+    return StepInputs(
+        np.array([-1 if token is None else token for token in forced], np.int64),
+        index,
+        scale,
+        add,
+        np.array(rows, np.int64),
+        np.array(settings, np.float32).reshape(-1, 5),
+        np.array(reported, np.int64),
+    )
+
+
+def step_views(outputs: StepOutputs, jobs: Sequence[Job]) -> list[StepView]:
+    """Each request's own part, without the beams that only pad it to the batch's width."""
+    tokens, parents, scores = outputs.tokens.tolist(), outputs.parents.tolist(), outputs.scores.tolist()
+    candidate_scores = outputs.candidate_scores.tolist()
+    candidate_tokens = outputs.candidate_tokens.tolist()
+    candidate_parents = outputs.candidate_parents.tolist()
+    alternatives = _alternatives(outputs, jobs)
+    views = []
+    for row, job in enumerate(jobs):
+        width = job.search.width
+        views.append(
+            StepView(
+                tokens[row][:width],
+                parents[row][:width],
+                scores[row][:width],
+                candidate_scores[row],
+                candidate_tokens[row],
+                candidate_parents[row],
+                alternatives[row],
+            )
+        )
+    return views
+
+
+def _alternatives(outputs: StepOutputs, jobs: Sequence[Job]) -> list[list[Alternatives]]:
+    rows = iter(zip(outputs.top_tokens.tolist(), outputs.top_log_probs.tolist(), strict=True))
+    found = []
+    for job in jobs:
+        count = job.search.options.top_log_probs
+        found.append([_best(*next(rows), count) for _ in range(job.search.width if count else 0)])
+    return found
+
+
+def _best(tokens: Sequence[int], log_probs: Sequence[float], count: int) -> Alternatives:
+    return tuple(zip(tokens[:count], log_probs[:count], strict=True))

@@ -1,0 +1,1 @@
+"""Which models are served: the repository, settings, loading and unloading."""

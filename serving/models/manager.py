@@ -1,0 +1,350 @@
+"""Which models are served: load, unload and reload while calls are answered.
+
+A new version is loaded and warmed up beside the old one, in a thread. Then, between two turns of the event loop, calls
+begin to go to the new one; the old one finishes what it runs and leaves. A version that fails to load changes
+nothing for the others: it is listed with the reason, and what was served before goes on.
+
+Belongs to the event loop. One change at a time: two models that load at once would need the memory of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
+from beamline.serving.models.loader import Driver, ModelLoader, ServedModel
+from beamline.serving.models.registry import Model, Models
+from beamline.serving.models.repository import ModelVersion, Repository, scan
+from beamline.serving.models.settings import Versions, read_settings
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+NOT_LOADED = "it is not loaded"
+UNLOADED = "it was unloaded"
+
+
+class State(StrEnum):
+    READY = "READY"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A line of the index."""
+
+    name: str
+    version: str  # empty where it is about the model as a whole
+    state: State
+    reason: str = ""
+
+
+class ModelManager:
+    def __init__(
+        self,
+        root: Path | None,
+        loader: ModelLoader,
+        models: Models,
+        driver: Driver,
+        *,
+        versions: Versions = "newest",
+        only: Sequence[str] = (),
+    ) -> None:
+        """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them."""
+        self._root = root
+        self._loader = loader
+        self._models = models
+        self._driver = driver
+        self._default_versions = versions
+        self._only, self._asked = _asked_for(only)  # versions that were asked for go before those of serving.toml
+        self._unloaded: set[str] = set()
+        self._fakes: list[str] = []  # which no repository has
+        self._served: dict[str, dict[int, ServedModel]] = {}
+        self._leaving: dict[Model, ServedModel] = {}
+        self._loading: tuple[str, str] | None = None
+        self._problems: dict[str, dict[str, str]] = {}  # by name and version
+        self._known: set[str] = set()  # names in the repository when it was last read
+        self._changing = asyncio.Lock()
+        # One, so that the C library, which has a heap for each thread, keeps the leftovers of loading in one place.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
+        self.changed: Callable[[], Awaitable[None]] = _nothing  # called after every change
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    def index(self) -> list[Listed]:
+        lines = []
+        for name in sorted({*self._known, *self._served, *self._problems}):
+            served = self._served.get(name, {})
+            problems = {version: self._told(reason) for version, reason in self._problems.get(name, {}).items()}
+            of_model = {
+                str(version): Listed(name, str(version), State.READY, problems.get(str(version), ""))
+                for version in served
+            }
+            for version, reason in problems.items():
+                of_model.setdefault(version, Listed(name, version, State.UNAVAILABLE, reason))
+            for each in self._leaving.values():
+                if each.manifest.name == name:
+                    of_model.setdefault(str(each.version), Listed(name, str(each.version), State.UNLOADING))
+            if self._loading is not None and self._loading[0] == name:
+                of_model.setdefault(self._loading[1], Listed(name, self._loading[1], State.LOADING))
+            if not of_model:
+                reason = UNLOADED if name in self._unloaded else NOT_LOADED
+                of_model[""] = Listed(name, "", State.UNAVAILABLE, reason)
+            lines += [of_model[version] for version in sorted(of_model, key=lambda each: (len(each), each))]
+        return lines
+
+    def served(self, model: Model) -> ServedModel:
+        found = self._served.get(model.card.name, {}).get(model.card.version)
+        return found if found is not None and found.model is model else self._leaving[model]
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    async def start(self, *, fake: bool = False, may_be_empty: bool = False) -> None:
+        if fake:
+            for model in await self._in_thread(self._loader.fakes):
+                self._take_over(model.manifest.name, {model.version: model})
+                self._fakes.append(model.manifest.name)
+        if self._root is None:
+            self._models.fall_back_to(self._fakes[0])
+            return
+        async with self._changing:
+            repository = await self._scan()
+            missing = sorted(self._only - self._known)
+            if missing:
+                raise ModelError(f"the repository {self._root} has no model {missing[0]!r}: {_list(self._known)}")
+            for name in repository.folders:
+                if self._is_wanted(name):
+                    with suppress(ModelUnavailable):  # listed and logged
+                        await self._bring(name, repository)
+        await self._publish()
+        if not self._served and not may_be_empty:
+            reasons = [reason for problems in self._problems.values() for reason in problems.values()]
+            listed = "".join(f"\n  - {reason}" for reason in reasons) or " it is empty"
+            raise ModelError(f"no model of the repository {self._root} can be served:{listed}")
+
+    async def load(self, name: str, versions: Versions | None = None) -> None:
+        """Serves what the repository has now of this model; `versions` over those of its serving.toml. What has not
+        changed stays as it is. Raises `ModelUnavailable` where a version that was wanted can't be served."""
+        async with self._changing:
+            repository = await self._scan()
+            if name not in repository.folders:
+                if name in self._fakes:
+                    return
+                raise ModelNotFound(f"the repository has no model {name[:100]!r}; it has {_list(self._known)}")
+            self._unloaded.discard(name)
+            if self._only:
+                self._only.add(name)
+            if versions is None:
+                self._asked.pop(name, None)
+            else:
+                self._asked[name] = versions
+            await self._bring(name, repository)
+
+    async def unload(self, name: str) -> None:
+        """Calls that use it are still answered."""
+        async with self._changing:
+            if name not in self._served and name not in self._known:
+                raise ModelNotFound(f"there is no model {name[:100]!r} here; there is {_list(self._known)}")
+            if name in self._fakes:
+                raise InvalidRequest("a fake model comes from no repository, and can't be unloaded")
+            self._unloaded.add(name)
+            self._problems.pop(name, None)
+            self._take_over(name, {})
+            log.info("%s was unloaded", name)
+            await self._publish()
+
+    async def refresh(self, names: Iterable[str]) -> None:
+        """After these folders have changed: reload what is wanted, unload what is gone."""
+        for name in sorted(names):
+            async with self._changing:
+                try:
+                    repository = await self._scan()
+                    if name not in repository.folders:
+                        self._problems.pop(name, None)
+                        self._unloaded.discard(name)
+                        if name in self._served:
+                            log.info("%s is gone from the repository, and was unloaded", name)
+                            self._take_over(name, {})
+                        await self._publish()
+                    elif self._is_wanted(name):
+                        await self._bring(name, repository)
+                except ModelUnavailable:  # listed and logged
+                    pass
+                except ModelError as error:
+                    log.error("%s: %s", name, error)
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def stop(self) -> None:
+        """Begins nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_wanted(self, name: str) -> bool:
+        return name not in self._unloaded and (not self._only or name in self._only)
+
+    async def _scan(self) -> Repository:
+        if self._root is None:
+            return Repository(Path(), {}, (), {})
+        repository = await self._in_thread(scan, self._root)
+        self._known = set(repository.folders)
+        return repository
+
+    # -- one model -----------------------------------------------------------------------------------------------
+
+    async def _bring(self, name: str, repository: Repository) -> None:
+        problems = {each.version: each.reason for each in repository.problems if each.model == name}
+        loaded = dict(self._served.get(name, {}))
+        try:
+            await self._load_wanted(name, repository, loaded, problems)
+        except ModelError as error:  # its settings
+            problems[""] = str(error)
+        finally:
+            self._loading = None
+        self._problems[name] = problems
+        for version, reason in problems.items():
+            log.error("%s could not be loaded: %s", f"{name}/{version}" if version else name, reason)
+        self._take_over(name, loaded)
+        await self._publish()
+        if wanted_but_absent := self._problems_of_wanted(name, loaded):
+            reasons = "; ".join(map(self._told, wanted_but_absent))
+            now = f"served now: {', '.join(map(str, sorted(loaded)))}" if loaded else "no version of it is served"
+            raise ModelUnavailable(f"{name} could not be loaded as asked: {reasons} ({now})")
+
+    async def _load_wanted(
+        self, name: str, repository: Repository, loaded: dict[int, ServedModel], problems: dict[str, str]
+    ) -> None:
+        """Afterwards `loaded` is what shall be served: what was wanted and works. Where none of it works, it is what
+        was served before."""
+        settings = await self._in_thread(read_settings, repository.folders[name])
+        on_disk = {version.version: version for version in repository.models.get(name, ())}
+        wanted = self._asked.get(name) or settings.versions or self._default_versions
+        ready: dict[int, ServedModel] = {}
+        candidates = self._candidates(wanted, on_disk, problems)
+        for version in candidates:
+            model = loaded.get(version.version)
+            if model is None or not model.is_still(version, settings):
+                self._loading = (name, str(version.version))
+                await self._publish()
+                # Time series of their own only where several versions of a model are served.
+                alone = wanted == "newest" or len(candidates) == 1
+                label = name if alone else f"{name}/{version.version}"
+                try:
+                    model = await self._in_thread(self._loader.load, version, settings, label)
+                except ModelError as error:
+                    problems[str(version.version)] = str(error)
+                    if model is None:
+                        continue
+            ready[version.version] = model
+            if wanted == "newest":
+                break
+        if ready:
+            loaded.clear()
+            loaded.update(ready)
+
+    def _candidates(
+        self, wanted: Versions, on_disk: dict[int, ModelVersion], problems: dict[str, str]
+    ) -> list[ModelVersion]:
+        """From the newest down: a broken version is no reason to serve nothing where an older one works."""
+        if isinstance(wanted, tuple):
+            for version in wanted:
+                if version not in on_disk:
+                    problems.setdefault(str(version), f"version {version} was asked for, but is not in the repository")
+            return [on_disk[version] for version in sorted(set(wanted) & set(on_disk), reverse=True)]
+        return [on_disk[version] for version in sorted(on_disk, reverse=True)]
+
+    def _problems_of_wanted(self, name: str, loaded: dict[int, ServedModel]) -> list[str]:
+        """A broken version that is older than what is served, and was not asked for, is only listed."""
+        asked = self._asked.get(name)
+        return [
+            reason
+            for version, reason in self._problems[name].items()
+            if not version.isdecimal()
+            or int(version) >= max(loaded, default=0)
+            or (isinstance(asked, tuple) and int(version) in asked)
+        ]
+
+    async def _publish(self) -> None:
+        waiting = {State.LOADING: "it is being loaded", State.UNLOADING: UNLOADED}
+        self._models.explain({line.name: line.reason or waiting.get(line.state, "") for line in self.index()})
+        await self.changed()
+
+    def _told(self, reason: str) -> str:
+        """A reason for clients: where the repository lies is not their business."""
+        return reason.replace(f"{self._root}/", "")
+
+    # -- taking over ---------------------------------------------------------------------------------------------
+
+    def _take_over(self, name: str, loaded: dict[int, ServedModel]) -> None:
+        """In one turn of the event loop: no call ever finds neither the old nor the new one."""
+        old = self._served.pop(name, {})
+        if loaded:
+            self._served[name] = loaded
+        staying = set(loaded.values())
+        for model in staying - set(old.values()):
+            self._driver.add(model.engine)
+            self._loader.has_it_now(model.label, model)
+        for model in set(old.values()) - staying:
+            self._leaving[model.model] = model
+        self._models.replace(name, [each.model for each in loaded.values()], self._retire)
+        defaults = [name for name, models in self._served.items() if any(m.settings.default for m in models.values())]
+        self._models.prefer(sorted(defaults))
+
+    def _retire(self, model: Model) -> None:
+        """No call uses it any more."""
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:  # on the engine's thread
+            with suppress(RuntimeError):  # the loop is closed: nobody cares
+                loop.call_soon_threadsafe(self._forget, model)
+
+        self._driver.retire(self._leaving[model].engine, gone)
+
+    def _forget(self, model: Model) -> None:
+        label = self._leaving.pop(model).label
+        served = [model for models in self._served.values() for model in models.values()]
+        self._loader.has_it_now(label, next((model for model in served if model.label == label), None))
+        self._thread.submit(_give_memory_back)
+
+
+def _give_memory_back() -> None:
+    """A model goes with its last reference; should two of its parts refer to each other, it goes now. And the C library
+    keeps freed memory for itself; where it is another one, there is nothing to do."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _asked_for(only: Sequence[str]) -> tuple[set[str], dict[str, Versions]]:
+    """The names, and the versions of those that were given with one."""
+    names: set[str] = set()
+    pinned: dict[str, tuple[int, ...]] = {}
+    for item in only:
+        name, slash, version = item.partition("/")
+        if not name or (slash and not (version.isdecimal() and int(version) >= 1)):
+            raise ModelError(f"{item!r} names no model to load: write NAME or NAME/VERSION")
+        names.add(name)
+        if slash:
+            pinned[name] = (*pinned.get(name, ()), int(version))
+    return names, dict(pinned)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)[:20]) or "none"

@@ -1,0 +1,126 @@
+"""The models on disk: `<root>/<name>/<version>/manifest.json`.
+
+A broken model is reported in a sentence that names the file, and never keeps the others from being served.
+Requests never reach this module: their model names are only looked up among what is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from beamline.serving.errors import ManifestError, ModelError
+from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, read_any_manifest
+
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    folder: Path
+    manifest: AnyManifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something in the repository can't be served."""
+
+    model: str
+    reason: str  # a sentence; it names the file
+    version: str = ""  # the folder of the version; empty where it is the model's own
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    root: Path
+    models: Mapping[str, tuple[ModelVersion, ...]]  # by name; versions ascending, never empty
+    problems: tuple[Problem, ...]
+    folders: Mapping[str, Path]  # of all models, those without a usable version too
+
+
+def newest(versions: tuple[ModelVersion, ...]) -> ModelVersion:
+    return max(versions, key=lambda version: version.version)
+
+
+def scan(root: Path) -> Repository:
+    """Reads every manifest, but no weights: `verify` does that."""
+    models: dict[str, tuple[ModelVersion, ...]] = {}
+    problems: list[Problem] = []
+    try:
+        folders = list(_subfolders(root))
+    except OSError as error:
+        raise ModelError(f"the model repository {root} can't be read: {error.strerror}") from error
+    for folder in folders:
+        versions: list[ModelVersion] = []
+        entries = 0
+        try:
+            for entry in _subfolders(folder):
+                entries += 1
+                try:
+                    versions.append(_read_version(entry))
+                except ModelError as error:
+                    problems.append(Problem(folder.name, str(error), entry.name))
+        except OSError as error:
+            problems.append(Problem(folder.name, f"{folder} can't be read: {error.strerror}"))
+            continue
+        if versions:
+            models[folder.name] = tuple(sorted(versions, key=lambda version: version.version))
+        elif not entries:
+            problems.append(Problem(folder.name, f"{folder} has no version folder"))
+    return Repository(root, models, tuple(problems), {folder.name: folder for folder in folders})
+
+
+def _subfolders(folder: Path) -> Iterator[Path]:
+    """Sorted. Hidden ones are left out: a conversion that is under way, or `.git`, is not a model."""
+    return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _read_version(folder: Path) -> ModelVersion:
+    if not _VERSION.fullmatch(folder.name):
+        raise ModelError(f"{folder} is not a version: a version is a positive whole number")
+    if not (folder / MANIFEST_FILE).exists():
+        raise ModelError(f"{folder / MANIFEST_FILE} does not exist: the version is incomplete")
+    manifest = read_any_manifest(folder)
+    expected = (folder.parent.name, int(folder.name))
+    if (manifest.name, manifest.version) != expected:
+        raise ManifestError(
+            f"{folder / MANIFEST_FILE} says it is {manifest.name} version {manifest.version}, "
+            f"but lies in the folder of {expected[0]} version {expected[1]}"
+        )
+    return ModelVersion(folder, manifest)
+
+
+def verify(folder: Path, manifest: AnyManifest) -> None:
+    """Every file that the manifest names is there and has the content that was written. Reads all of it."""
+    weights = manifest.weights
+    hashes = {file.file: file.sha256 for file in manifest.files}
+    for name in hashes:
+        if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
+            raise ManifestError(f"{folder / MANIFEST_FILE} names the file {name!r}, which is no plain file name")
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder / name} does not exist, but the manifest names it")
+    size = (folder / weights.file).stat().st_size
+    if size != weights.bytes:
+        raise ModelError(f"{folder / weights.file} has {size} bytes; the manifest says {weights.bytes}")
+    for name, expected in hashes.items():
+        if _sha256(folder / name) != expected:
+            raise ModelError(f"{folder / name} is corrupt: its sha256 is not the manifest's")
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error

@@ -1,0 +1,59 @@
+"""What the server says on standard error: lines for people, or JSON for machines. Either has the request's id."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from beamline.serving.contract.call import current_call
+
+ACCESS = "beamline.serving.access"  # one line a call
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure(form: LogFormat, level: str, access: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger(ACCESS).setLevel(logging.INFO if access else logging.WARNING)
+
+
+def request_id_in(record: logging.LogRecord) -> str | None:
+    """The one that the line names, or that of the call in whose task it was written."""
+    found: str = getattr(record, "request_id", None) or current_call().request_id
+    return None if found == "-" else found
+
+
+class TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        request_id = request_id_in(record)
+        return text if request_id is None or request_id in text else f"{text} [{request_id}]"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line. `fields` given as `extra` become keys of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (request_id := request_id_in(record)) is not None:
+            line["request_id"] = request_id
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

@@ -1,0 +1,173 @@
+"""Every metric of the server, declared once. Prometheus is one consumer of the engine's `StepStats`.
+
+Labels come only from what is loaded and from our own enumerations, never from a request: a client can't make
+the number of time series grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
+from beamline.serving.version import beamline_version
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_OCCUPANCY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_BEAMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """For the table in docs/metrics.md. `name` is what a query asks for."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+class Metrics:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry = registry if registry is not None else CollectorRegistry()
+
+        self.declared: list[Declared] = []
+
+        def declare(name: str, kind: str, labels: tuple[str, ...], text: str) -> None:
+            self.declared.append(Declared(f"beamline_{name}", kind, labels, text))
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            declare(f"{name}_total", "counter", labels, text)
+            return Counter(f"beamline_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            declare(name, "gauge", ("model",), text)
+            return Gauge(f"beamline_{name}", text, ["model"], registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            declare(name, "histogram", labels, text)
+            return Histogram(f"beamline_{name}", text, labels, buckets=buckets, registry=registry)
+
+        # Calls, as the doors see them.
+        self.calls = counter("calls", "Calls that were answered or refused, through either door.", "method", "code")
+        self.call_seconds = histogram("call_seconds", "From a call to its answer.", _LATENCY, "method")
+        self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
+
+        # Requests, as an engine sees them: one for every text, or part of a split text.
+        self.requests = counter("requests", "Requests that left the engine.", "model", "outcome")
+        self.request_seconds = histogram("request_seconds", "From submission to the answer.", _LATENCY, "model")
+        self.queue_seconds = histogram("queue_seconds", "From submission to a slot.", _LATENCY, "model")
+        self.first_token_seconds = histogram(
+            "first_token_seconds", "From submission to the first decoded step.", _LATENCY, "model"
+        )
+        self.source_tokens = counter("source_tokens", "Tokens read, of answered requests.", "model")
+        self.target_tokens = counter("target_tokens", "Tokens of the best hypotheses.", "model")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", "model")
+        self.cached_prompt_tokens = counter(
+            "cached_prompt_tokens", "Tokens of prompts that were found in the prefix cache.", "model"
+        )
+        self.prefix_cache_bytes = gauge("prefix_cache_bytes", "Size of the prefix cache.")
+
+        # Steps.
+        self.slots = gauge("slots", "Requests that can be decoded at once.")
+        self.active_slots = gauge("active_slots", "Requests that took part in the last step.")
+        self.queue_length = gauge("queue_length", "Requests that wait for a slot, or to be scored.")
+        self.cache_length = gauge("cache_length", "Cache bucket of the last step, in entries per slot.")
+        self.live_cache_entries = gauge("live_cache_entries", "Cache entries in use, over all slots.")
+        self.step_seconds = histogram("step_seconds", "One step of the engine.", _STEP, "model")
+        self.decode_seconds = histogram("decode_seconds", "The decoder's part of a step.", _STEP, "model")
+        self.encode_seconds = histogram(
+            "encode_seconds", "The encoder's part of a step that admitted somebody.", _STEP, "model"
+        )
+        self.batch_occupancy = histogram("batch_occupancy", "Share of the slots that a step used.", _OCCUPANCY, "model")
+        self.beam_width = histogram("beam_width", "Beams per request of a decoding step.", _BEAMS, "model")
+        self.moves = counter("cache_moves", "Slots that moved into a freed one.", "model")
+        self.relayouts = counter("cache_relayouts", "Changes of the cache bucket.", "model")
+        self.compactions = counter("cache_compactions", "Compactions of dead branches.", "model")
+
+        declare("build_info", "gauge", ("version",), "What runs.")
+        Info("beamline_build", "What runs.", registry=registry).info({"version": beamline_version()})
+
+        self.triton = TritonMetrics()
+        self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
+
+    def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
+        """The consumer for one model's engine. It runs on the engine's thread at every step."""
+        ours = _StepObserver(self, label)
+        self.triton.declare(model, version)
+
+        def observe(step: StepStats) -> None:
+            ours(step)
+            self.triton.step(model, version, step)
+
+        return observe
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry) + self.triton.exposition()
+
+
+class _StepObserver:
+    """Children are bound once: looking labels up costs more than counting."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._requests = {outcome: metrics.requests.labels(model, outcome.value) for outcome in Outcome}
+        self._request_seconds = metrics.request_seconds.labels(model)
+        self._queue_seconds = metrics.queue_seconds.labels(model)
+        self._first_token_seconds = metrics.first_token_seconds.labels(model)
+        self._source_tokens = metrics.source_tokens.labels(model)
+        self._target_tokens = metrics.target_tokens.labels(model)
+        self._prompt_tokens = metrics.prompt_tokens.labels(model)
+        self._cached_prompt_tokens = metrics.cached_prompt_tokens.labels(model)
+        self._prefix_cache_bytes = metrics.prefix_cache_bytes.labels(model)
+        self._active_slots = metrics.active_slots.labels(model)
+        self._queue_length = metrics.queue_length.labels(model)
+        self._cache_length = metrics.cache_length.labels(model)
+        self._live_cache_entries = metrics.live_cache_entries.labels(model)
+        self._step_seconds = metrics.step_seconds.labels(model)
+        self._decode_seconds = metrics.decode_seconds.labels(model)
+        self._encode_seconds = metrics.encode_seconds.labels(model)
+        self._batch_occupancy = metrics.batch_occupancy.labels(model)
+        self._beam_width = metrics.beam_width.labels(model)
+        self._moves = metrics.moves.labels(model)
+        self._relayouts = metrics.relayouts.labels(model)
+        self._compactions = metrics.compactions.labels(model)
+
+    def __call__(self, step: StepStats) -> None:
+        self._active_slots.set(step.remaining)
+        self._queue_length.set(step.queued)
+        self._cache_length.set(step.cache_length)
+        self._live_cache_entries.set(step.live_entries)
+        self._step_seconds.observe(step.step_seconds)
+        if step.active:
+            self._batch_occupancy.observe(step.active / step.slots)
+        if step.beam_width:
+            self._decode_seconds.observe(step.decode_seconds)
+            self._beam_width.observe(step.beam_width)
+        if step.admitted:
+            self._encode_seconds.observe(step.encode_seconds)
+        for count, copies in (
+            (step.moves, self._moves),
+            (step.relayouts, self._relayouts),
+            (step.compactions, self._compactions),
+        ):
+            if count:
+                copies.inc(count)
+        if step.prompt_tokens:
+            self._prompt_tokens.inc(step.prompt_tokens)
+            self._cached_prompt_tokens.inc(step.cached_prompt_tokens)
+            self._prefix_cache_bytes.set(step.prefix_cache_bytes)
+        for finished in step.finished:
+            self._finish(finished)
+
+    def _finish(self, finished: Finished) -> None:
+        self._requests[finished.outcome].inc()
+        self._queue_seconds.observe(finished.queue_seconds)
+        self._request_seconds.observe(finished.total_seconds)
+        if finished.first_token_seconds is not None:
+            self._first_token_seconds.observe(finished.first_token_seconds)
+        self._source_tokens.inc(finished.source_tokens)
+        self._target_tokens.inc(finished.target_tokens)

@@ -1,0 +1,89 @@
+"""OpenTelemetry traces, where OTEL_EXPORTER_OTLP_ENDPOINT is set; otherwise nothing is imported and nothing is done.
+
+A call is a span, in the caller's trace if it sends `traceparent`; below it are its sequences' waits, encodings and
+decodings. Everything else (service name, headers, sampling) is set by OpenTelemetry's own environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from beamline.serving.contract.call import Sequences
+from beamline.serving.errors import BeamlineError
+from beamline.serving.version import beamline_version
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_MOST_SEQUENCES = 16  # of one call; a book's thousand sentences would only hide each other
+
+
+class Tracing:
+    """Off."""
+
+    def call(self, method: str, headers: Mapping[str, str]) -> Any:
+        return None
+
+    def finish(self, span: Any, code: str, request_id: str) -> None:
+        pass
+
+    def sequences(self, span: Any, finished: Sequences) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class OpenTelemetry(Tracing):
+    def __init__(self, tracer_provider: Any, propagator: Any, trace: Any) -> None:
+        self._provider = tracer_provider
+        self._tracer = tracer_provider.get_tracer("beamline", beamline_version())
+        self._propagator = propagator
+        self._trace = trace
+
+    def call(self, method: str, headers: Mapping[str, str]) -> Any:
+        parent = self._propagator.extract(dict(headers))
+        service, _, name = method.removeprefix("/").rpartition("/")
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
+        return self._tracer.start_span(method.removeprefix("/"), parent, self._trace.SpanKind.SERVER, attributes)
+
+    def finish(self, span: Any, code: str, request_id: str) -> None:
+        span.set_attributes({"rpc.grpc.status": code, "beamline.request_id": request_id})
+        if code != "OK":
+            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, code))
+        span.end()
+
+    def sequences(self, span: Any, finished: Sequences) -> None:
+        parent = self._trace.set_span_in_context(span)
+        offset = time.time() - time.monotonic()
+        for ended, queue, encode, decode in finished[:_MOST_SEQUENCES]:
+            moment = ended + offset - queue - encode - decode
+            for name, seconds in (("queue", queue), ("encode", encode), ("decode", decode)):
+                part = self._tracer.start_span(name, parent, start_time=int(1e9 * moment))
+                moment += seconds
+                part.end(int(1e9 * moment))
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._provider.shutdown()
+
+
+def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing:
+    if not any(environment.get(name) for name in ENDPOINTS):
+        return Tracing()
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    except ImportError as error:
+        raise BeamlineError(
+            f"{ENDPOINTS[0]} is set, but traces need {error.name}: pip install 'beamline[tracing]', or unset it"
+        ) from error
+    named = environment.get("OTEL_SERVICE_NAME")
+    provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: "beamline"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return OpenTelemetry(provider, TraceContextTextMapPropagator(), trace)

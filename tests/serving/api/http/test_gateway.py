@@ -1,0 +1,356 @@
+"""The JSON gateway through a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+import trustme
+
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import ServeConfig
+from beamline.serving.engine.request import Request
+from beamline.serving.errors import InvalidRequest, Overloaded
+from beamline.serving.api.http.bodies import parse
+from beamline.serving.api.http.gateway import PATHS, SERVICE, Gateway
+from beamline.serving.api.http.openapi import openapi
+from beamline.serving.models.loader import Observe
+from beamline.serving.security.tls import TlsFiles
+from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.server import Server
+from beamline.serving.telemetry.triton_metrics import Triton
+from tests.serving.doubles import EngineDouble, eventually, makers, running, started
+
+ONE = {"inputs": [{"text": "a"}]}
+
+
+@asynccontextmanager
+async def gateway(
+    engine: EngineDouble | None = None, **changes: Any
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    async with (
+        running(engine or EngineDouble(), http_port=0, **changes) as server,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
+    ):
+        yield server, client
+
+
+async def test_translate_in_json() -> None:
+    async with gateway() as (server, client):
+        answer = await client.post(
+            "/v1/translate",
+            json={
+                "inputs": [{"text": "Größe"}, {"token_ids": {"ids": [5]}}],
+                "options": {"beamSize": 2, "num_hypotheses": 2},
+            },
+            headers={"x-request-id": "mine"},
+        )
+        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "OK"}
+        await eventually(lambda: sample("beamline_calls_total", call) == 1)
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"] == "mine"
+    found = answer.json()
+    assert [len(one["hypotheses"]) for one in found["translations"]] == [2, 2]
+    assert found["translations"][0]["hypotheses"][0]["text"] == "Größe"
+    assert found["translations"][0]["source_tokens"] == 8
+
+
+WRONG_BODIES: list[tuple[bytes, str]] = [
+    (b"", "JSON"),
+    (b"[]", "JSON"),
+    (b"{", "JSON"),
+    (b"\xff", "UTF-8"),
+    (b'{"input": []}', "input"),
+    (b'{"inputs": [{"text": 3}]}', "text"),
+    (b'{"options": {"beam_size": -1}}', "beam_size"),
+    (b'{"options": {"beam_size": 1e30}}', "beam_size"),
+    (b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", "JSON"),
+    (json.dumps({"inputs": []}).encode(), "inputs is empty"),
+    (json.dumps({"inputs": [{"text": "\ud800"}]}).encode(), ""),
+]
+
+
+async def test_a_body_that_is_wrong_is_answered_with_a_sentence() -> None:
+    async with gateway() as (_, client):
+        for body, sentence in WRONG_BODIES:
+            answer = await client.post("/v1/translate", content=body)
+            assert answer.status_code == 400, body[:50]
+            error = answer.json()["error"]
+            assert error["code"] == "INVALID_ARGUMENT"
+            assert sentence in error["message"]
+            assert "Traceback" not in error["message"]
+        assert (await client.post("/v1/translate", json=ONE)).status_code == 200
+
+
+SENTENCES = {
+    '{"input": []}': "there is no field 'input'; known are model, version, inputs, source_language, target_language, "
+    "options",
+    '{"inputs": [{"text": "a"}, {"txt": "a"}]}': "there is no field 'txt' in inputs[1]; known are text, token_ids, ",
+    '{"options": {"a": 1, "beamSize": 2, "b": 1}}': "there is no field 'a', 'b' in options; known are beam_size, ",
+    '{"inputs": {"text": "a"}}': "inputs must be a list",
+    '{"inputs": ["a"]}': "inputs[0] must be an object",
+    '{"options": {"beamSize": -1}}': "options.beamSize: Value out of range: -1",
+    '{"options": ': "Expecting value: line 1",
+}
+
+
+@pytest.mark.parametrize("body", SENTENCES)
+def test_a_wrong_field_is_named_as_the_caller_wrote_it(body: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(body.encode(), pb.TranslateRequest)
+    said = str(caught.value)
+    assert said.startswith(f"the body is not a TranslateRequest in JSON: {SENTENCES[body]}")
+    assert "\n" not in said
+    assert not said.endswith(".")
+
+
+async def test_what_is_at_no_address_is_an_error_as_all_others() -> None:
+    async with gateway() as (_, client):
+        nothing = await client.get("/v1/nothing", headers={"x-request-id": "mine"})
+        wrong = await client.get("/v1/translate")
+    assert nothing.status_code == 404
+    sentence = "there is nothing at /v1/nothing; /docs says what there is"
+    assert nothing.json() == {"error": {"code": "NOT_FOUND", "message": sentence, "request_id": "mine"}}
+    assert nothing.headers["x-request-id"] == "mine"
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["code"] == "UNIMPLEMENTED"
+    assert wrong.json()["error"]["message"] == "/v1/translate knows no GET; it knows POST"
+
+
+async def test_errors_have_their_own_status() -> None:
+    def full(request: Request) -> Exception:
+        return Overloaded("full", retry_after=1.5)
+
+    def broken(request: Request) -> Exception:
+        return RuntimeError("the secret of the house")
+
+    async with gateway() as (_, client):
+        assert (await client.post("/v1/translate", json={**ONE, "model": "nope"})).status_code == 404
+        assert (await client.get("/v1/translate")).status_code == 405
+        assert (await client.get("/nothing")).status_code == 404
+        assert (await client.post("/v1/translate", json=ONE, headers={"x-beamline-priority": "9"})).status_code == 400
+        assert (await client.post("/v1/translate", json=ONE, headers={"x-beamline-timeout-ms": "x"})).status_code == 400
+    async with gateway(EngineDouble(answer=full)) as (_, client):
+        answer = await client.post("/v1/translate", json=ONE)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    async with gateway(EngineDouble(answer=broken)) as (_, client):
+        answer = await client.post("/v1/translate", json=ONE)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+    async with gateway(max_message_bytes=1000) as (server, client):
+        assert (await client.post("/v1/translate", content=b" " * 1001)).status_code == 413
+        sample = server.metrics.registry.get_sample_value
+        assert sample("beamline_refused_total", {"reason": "too_large"}) == 1
+
+
+async def test_headers_reach_the_engine() -> None:
+    engine = EngineDouble()
+    async with gateway(engine) as (_, client):
+        headers = {"x-beamline-priority": "3", "x-beamline-queue-timeout-ms": "50000", "x-beamline-timeout-ms": "60000"}
+        await client.post("/v1/translate", json=ONE, headers=headers)
+    (request,) = engine.submitted
+    assert request.priority == 3
+    assert request.queue_deadline is not None
+    assert request.deadline is not None
+    assert 5 < request.deadline - request.queue_deadline < 15
+
+
+async def test_who_goes_away_is_not_decoded_for() -> None:
+    engine = EngineDouble(held=True)
+    async with gateway(engine) as (_, client):
+        call = asyncio.ensure_future(client.post("/v1/translate", json=ONE))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        call.cancel()
+        await engine.until(lambda: len(engine.cancelled) == 1)
+        engine.release()
+
+
+async def test_tokens_are_wanted_here_too(tmp_path: Path) -> None:
+    token, entry = new_token("reader", (Scope.INFER,), None)
+    (tmp_path / "tokens.toml").write_text(entry)
+    async with gateway(tokens=tmp_path / "tokens.toml", metrics_need_token=True) as (server, client):
+        metrics = f"http://{server.metrics_address}/metrics"
+        for path in ("/healthz", "/healthz/live", "/healthz/ready", "/", "/docs", "/openapi.json"):
+            assert (await client.get(path)).status_code == 200, path
+        for headers, expected in (
+            ({}, 401),
+            ({"authorization": "Bearer x"}, 401),
+            ({"authorization": f"Bearer {token}"}, 200),
+        ):
+            assert (await client.get(metrics, headers=headers)).status_code == expected
+            assert (await client.get("/v1/models", headers=headers)).status_code == expected
+            for asked in PATHS:
+                answer = await client.post(asked.path, json=ONE, headers=headers)
+                assert (answer.status_code == 401) is (expected == 401), asked
+        assert (await client.get(f"http://{server.metrics_address}/healthz")).status_code == 200
+
+
+async def test_the_models_are_listed() -> None:
+    async with gateway() as (_, client):
+        found = (await client.get("/v1/models")).json()
+    assert [(one["name"], one["version"]) for one in found["models"]] == [("fake", "1")]
+
+
+class Writing:
+    """The same, but for one that writes instead of yielding."""
+
+    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> None:
+        async for reply in Streaming().TranslateStream(request, context):
+            await context.write(reply)
+
+    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
+        return await Streaming().Translate(request, context)
+
+
+class Streaming:
+    """A servicer whose stream can fail in the middle."""
+
+    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> AsyncIterator[pb.TranslateReply]:
+        for word in request.inputs[0].text.split():
+            if word == "fail":
+                raise Overloaded("no more")
+            yield pb.TranslateReply(text=word)
+
+    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
+        return pb.TranslateResponse(model="once")
+
+
+EVENTS: list[tuple[str, int, list[Any]]] = [
+    ("a " * 40, 200, [*[{"text": "a"}] * 40, "end"]),
+    ("a ü c", 200, [{"text": "a"}, {"text": "ü"}, {"text": "c"}, "end"]),
+    ("", 200, ["end"]),
+    ("fail", 429, []),
+    ("a fail", 200, [{"text": "a"}, "error"]),
+]
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """The data of messages, and the names of the other events."""
+    return [
+        event.split("\n")[0].removeprefix("event: ")
+        if event.startswith("event: ")
+        else json.loads(event.removeprefix("data: "))
+        for event in answer.text.split("\n\n")[:-1]
+    ]
+
+
+@pytest.mark.parametrize("servicer", [Streaming, Writing])
+async def test_streams_are_server_sent_events(servicer: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Gateway.__init__
+
+    def instead(self: Gateway, real_servicer: Any, *rest: Any) -> None:
+        real(self, servicer(), *rest)
+
+    monkeypatch.setattr(Gateway, "__init__", instead)
+    async with gateway() as (_, client):
+        for text, status, events in EVENTS:
+            body = {"inputs": [{"text": text}]}
+            answer = await client.post("/v1/translate", json=body, headers={"accept": "text/event-stream"})
+            assert answer.status_code == status
+            if status == 200:
+                assert answer.headers["content-type"].startswith("text/event-stream")
+                assert events_of(answer) == events
+        assert (await client.post("/v1/translate", json=ONE)).json() == {"model": "once"}
+
+
+async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path) -> None:
+    authority = trustme.CA()
+
+    def write() -> None:
+        certificate = authority.issue_cert("localhost")
+        (tmp_path / "c.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        (tmp_path / "k.pem").write_bytes(certificate.private_key_pem.bytes())
+
+    async def serial(port: str) -> int:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        reader, writer = await asyncio.open_connection("localhost", port, ssl=context)
+        writer.write(b"GET /healthz/live HTTP/1.0\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        found = writer.get_extra_info("peercert")["serialNumber"]
+        writer.close()
+        return int(found, 16)
+
+    write()
+    files = TlsFiles(tmp_path / "c.pem", tmp_path / "k.pem")
+    async with running(EngineDouble(), http_port=0, host="localhost", tls=files) as server:
+        assert server.http_address is not None
+        port = server.http_address.rpartition(":")[2]
+        first = await serial(port)
+        write()
+        assert await serial(port) != first
+
+
+def test_the_description_knows_every_method_that_answers_in_json() -> None:
+    api = openapi()
+    described = {name for path in PATHS for name in (path.once, path.stream)} - {None}
+    assert described == set(SERVICE.methods_by_name)
+    references = json.dumps(api).count('"$ref"')
+    assert references > 20
+    for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):
+        assert api["components"]["schemas"][name]["properties"]
+    options = api["components"]["schemas"]["DecodingOptions"]["properties"]
+    assert options["beam_size"] == {"type": "integer", "minimum": 0}
+    assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_ask_no_other_host(path: str) -> None:
+    async with gateway() as (_, client):
+        page = await client.get(path)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+
+
+async def test_language_models_answer_in_json_and_as_it_comes() -> None:
+    server = Server(ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0))
+    async with (
+        started(server),
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
+    ):
+        asked = {"model": "fake-lm", "text": "hi ü"}
+        once = await client.post("/v1/generate", json=asked)
+        stream = await client.post("/v1/generate", json=asked, headers={"accept": "text/event-stream"})
+        score = await client.post("/v1/score", json={"model": "fake-lm", "texts": [{"text": "hi"}]})
+        wrong = await client.post("/v1/generate", json={"model": "fake", "text": "hi"})
+        calls = server.metrics.triton.value(Triton.SUCCESS, "fake-lm", "1")
+    assert once.json()["generations"][0]["text"] == "hi ü"
+    pieces = [json.loads(event.removeprefix("data: ")) for event in stream.text.split("\n\n")[:-2]]
+    assert "".join(piece.get("text", "") for piece in pieces) == "hi ü"
+    assert pieces[-1]["finish_reason"] == "FINISH_REASON_EOS"
+    assert stream.text.endswith("event: end\ndata: {}\n\n")
+    assert score.json()["scores"][0]["scored_tokens"] == 2
+    assert wrong.status_code == 400
+    assert calls == 3
+
+
+async def test_probes_are_answered_while_models_load() -> None:
+    engine, began, may_load = EngineDouble(), threading.Event(), threading.Event()
+
+    def slowly(observe: Observe) -> EngineDouble:
+        began.set()
+        assert may_load.wait(20)
+        return engine
+
+    config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0)
+    server = Server(config, replace(makers(engine), fake=slowly))
+    starting = asyncio.ensure_future(server.start())
+    assert await asyncio.to_thread(began.wait, 20)
+    async with httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client:
+        assert (await client.get("/healthz/live")).status_code == 200
+        assert (await client.get("/healthz/ready")).status_code == 503
+        assert (await client.post("/v1/translate", json=ONE)).status_code == 503
+        may_load.set()
+        await starting
+        assert (await client.get("/healthz/ready")).status_code == 200
+    await server.stop()

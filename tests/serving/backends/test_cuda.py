@@ -1,0 +1,209 @@
+"""The code that speaks to CUDA, and the tests that need a GPU, over an emulated CUDA: every call with its arguments.
+
+What a GPU computes is left to `make test-gpu`; that those tests themselves are sound is shown here.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorrt_rtx as trt
+
+from beamline.converters.lowering import lower
+from beamline.serving.backends import cuda as cuda_module
+from beamline.serving.backends.cuda import CudaDevice
+from beamline.serving.backends.device import GraphRunner
+from beamline.serving.backends.device_backend import DeviceBackend
+from beamline.serving.backends.device_once import DevicePooled
+from beamline.serving.backends.factory import Made
+from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from beamline.serving.backends.probe import CudaDevice as Found
+from beamline.serving.backends.probe import probe
+from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
+from beamline.serving.backends.devices import Choice
+from beamline.serving.engine.pooled import PooledBackend
+from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
+from beamline.serving.contract.tensorrt_plans import ENGINES
+from tests.gpu import test_gpu
+from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
+from tests.support.cuda_runtime import EmulatedCuda
+from tests.support.emulator import CAPABILITY, MODULE, VERSION, write_emulated_plans
+from tests.support.marian_shape import MarianShape
+from tests.support.tensorrt_library import EmulatedLibrary, fits
+
+pytestmark = pytest.mark.skipif(bool(probe().devices), reason="there is a GPU, and calls to CUDA would do something")
+GPU = Found(0, "emulated", CAPABILITY, 2**30)
+CHECKS: tuple[Callable[[OnGpu], None], ...] = (
+    test_gpu.test_numbers_are_those_of_the_cpu,
+    test_gpu.test_the_engine_gives_the_same_answers,
+    test_gpu.test_the_host_waits_once_per_step,
+    test_gpu.test_recorded_steps_are_the_same,
+)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
+    emulated = EmulatedCuda()
+    monkeypatch.setattr("cuda.bindings.runtime", emulated)
+    monkeypatch.setattr(cuda_module, "_current", type("Current", (), {})())
+    return emulated
+
+
+def on_device(cuda: EmulatedCuda, folder: Path, manifest: AnyManifest, kind: str) -> tuple[CudaDevice, GraphRunner]:
+    """A real `CudaDevice`; the graphs are run by ONNX Runtime on the CPU, when their turn in the stream comes."""
+    gpu = CudaDevice(0)
+    if kind == "cuda":
+        launch = cuda.device.launch
+        return gpu, OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, place="cpu", launch=launch)
+    library = EmulatedLibrary(cuda.device, folder, gpu.stream)
+    return gpu, TensorRtRunner(folder, manifest, gpu, LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY))
+
+
+@dataclass(frozen=True)
+class OnEmulated(OnGpu):
+    cuda: EmulatedCuda
+
+    def backend(self) -> Made:
+        gpu, runner = on_device(self.cuda, self.folder, self.manifest, self.choice.kind)
+        buckets = runner.plans.cache_buckets if isinstance(runner, TensorRtRunner) else None
+        return Made(DeviceBackend(self.manifest, gpu, runner), buckets)
+
+
+@dataclass(frozen=True)
+class PooledOnEmulated(PooledOnGpu):
+    cuda: EmulatedCuda
+
+    def backend(self) -> PooledBackend:
+        return DevicePooled(self.manifest, *on_device(self.cuda, self.folder, self.manifest, self.choice.kind), SLOTS)
+
+
+def choice_of(kind: str) -> Choice:
+    return Choice("tensorrt" if kind == "tensorrt" else "cuda", (GPU,), "emulated", MODULE)
+
+
+def prepared(model: MarianShape, folder: Path, kind: str, precision: str, cuda: EmulatedCuda) -> OnEmulated:
+    shutil.copytree(model.folder, folder)
+    manifest = model.manifest
+    if precision != "float32":
+        manifest, _ = lower(folder, manifest, precision)
+    if kind == "tensorrt":
+        write_emulated_plans(folder, manifest, BUCKETS, SLOTS)
+    return OnEmulated(model, folder, manifest, choice_of(kind), cuda)
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("test_"))
+def test_what_make_test_gpu_checks(
+    check: Callable[[OnGpu], None], kind: str, plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda
+) -> None:
+    check(prepared(plain_model, tmp_path / "version", kind, "float32", cuda))
+    assert ("cudaGraphLaunch" in cuda.calls) == (kind == "tensorrt")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+def test_other_precisions(
+    kind: str, precision: str, plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda
+) -> None:
+    on_gpu = prepared(plain_model, tmp_path / "version", kind, precision, cuda)
+    for check in CHECKS:
+        check(on_gpu)
+    test_gpu.test_throughput(on_gpu, 8, 4, lambda name, value: None)
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+def test_a_classifier(kind: str, pooled_repository: Path, tmp_path: Path, cuda: EmulatedCuda) -> None:
+    folder = tmp_path / "version"
+    shutil.copytree(pooled_repository / "mood" / "1", folder)
+    manifest = read_any_manifest(folder)
+    assert isinstance(manifest, PooledManifest)
+    if kind == "tensorrt":
+        write_emulated_plans(folder, manifest, slots=SLOTS)
+    test_gpu.test_a_classifier(PooledOnEmulated(folder, manifest, choice_of(kind), cuda))
+
+
+def test_an_unloaded_model_gives_its_memory_back(plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda) -> None:
+    made = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda).backend()
+    test_gpu.started(made.backend, 2, 4, 64)
+    for _ in range(3):
+        made.backend.run(test_gpu.no_inputs(2, 4))
+    assert cuda.device.allocated_bytes > 100_000
+    del made
+    gc.collect()  # as the server does
+    assert cuda.device.allocated_bytes == 0
+    assert {"cudaStreamDestroy", "cudaFreeHost", "cudaGraphExecDestroy"} <= set(cuda.calls)
+
+
+def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda) -> None:
+    """It is told to when a context is made, and we record nothing around it."""
+    found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
+    for card in (found.folder / ENGINES).glob("*.json"):
+        card.write_text(card.read_text().replace(f'"module": "{MODULE}"', '"module": "tensorrt_rtx"'))
+    gpu = CudaDevice(0)
+    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
+    runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.stream, CAPABILITY)
+    assert (runtime.version, runtime.records) == (VERSION, False)
+    backend = DeviceBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
+    test_gpu.started(backend, 2, 4, 64)
+    for _ in range(3):
+        backend.run(test_gpu.no_inputs(2, 4))
+    assert "cudaStreamBeginCapture" not in cuda.calls
+    strategies = [context._config and context._config.cuda_graph_strategy for context in library.contexts]
+    assert set(strategies) == {library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE}
+
+
+def test_signatures_are_read_from_the_bindings() -> None:
+    assert fits(trt.IExecutionContext, "set_device_memory", 2)
+    assert not fits(trt.IExecutionContext, "set_device_memory", 1)
+    assert fits(trt.ICudaEngine, "create_execution_context", 0)  # it has defaults
+    assert not fits(trt.IExecutionContext, "execute_async_v3", 2)
+
+
+def test_new_memory_is_zeroed(cuda: EmulatedCuda) -> None:
+    """CUDA's is not, and a NaN in a masked entry would poison attention."""
+    gpu = CudaDevice(0)
+    address = gpu.allocate(1000)
+    assert not cuda.device.view(address, "int8", (1000,)).any()
+
+
+def test_what_cuda_refuses_is_a_sentence(cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = CudaDevice(0)
+    codes = cuda.cudaError_t
+
+    def failing(code: Any) -> Callable[..., tuple[Any, int]]:
+        return lambda *arguments: (code, 0)
+
+    monkeypatch.setattr(cuda, "cudaMallocAsync", failing(codes.cudaErrorMemoryAllocation), raising=False)
+    with pytest.raises(ModelError, match=r"GPU 0 has 1 of 1,024 MiB left, and 3 more are needed: lower --max-slots"):
+        gpu.allocate(3 * 2**20)
+    monkeypatch.setattr(cuda, "cudaMallocAsync", failing(codes.cudaErrorIllegalAddress), raising=False)
+    with pytest.raises(ComputeError, match=r"CUDA device 0: .*illegal"):
+        gpu.allocate(1)
+
+
+def test_a_launch_that_can_not_be_recorded_goes_on_without(cuda: EmulatedCuda) -> None:
+    gpu = CudaDevice(0)
+    address, values = gpu.allocate(16), np.arange(4, dtype=np.int32)
+    assert gpu.record(lambda: gpu.upload(address, values)) is None  # pageable memory
+    gpu.upload(address, values)  # and the stream has left capture
+    assert cuda.device.view(address, "int32", (4,)).tolist() == [0, 1, 2, 3]
+
+
+def test_pinned_memory_is_freed(cuda: EmulatedCuda) -> None:
+    gpu = CudaDevice(0)
+    array = gpu.pinned(64)
+    part = array[:8]
+    del array
+    part[...] = 1  # the whole of it lives as long as a part
+    assert "cudaFreeHost" not in cuda.calls
+    del part
+    assert cuda.calls.count("cudaFreeHost") == 1

@@ -1,0 +1,355 @@
+"""The GPU backends over an emulator: the same answers as on the CPU, no waiting inside a step, and refusals in time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from beamline.converters.tensorrt import profiles
+from beamline.serving.contract.backend import Shape, Start, StepInputs
+from beamline.serving.backends.device import DeviceTensor, GraphRunner
+from beamline.serving.backends.device_backend import DeviceBackend
+from beamline.serving.backends.device_once import DevicePooled
+from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner, provider_options
+from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.backends.tensorrt import TensorRtRunner
+from beamline.serving.engine.core import Engine
+from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
+from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
+from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
+from tests.support.engines import decode, make_engine, results
+from tests.support.language_models import ConvertedLanguageModel
+from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape
+from tests.support.ties import same_or_tie
+
+BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)
+BUCKETS = (48, 128)
+
+
+@pytest.fixture(scope="module")
+def planned(plain_model: MarianShape, tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
+    """With cards of plans that only the emulator takes."""
+    folder = linked(plain_model.folder, tmp_path_factory.mktemp("planned"))
+    write_emulated_plans(folder, plain_model.manifest, BUCKETS)
+    return replace(plain_model, folder=folder)
+
+
+def linked(version: Path, folder: Path) -> Path:
+    """The same version elsewhere, where plans can be written beside it."""
+    for file in version.iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(file)
+    return folder
+
+
+def nothing(batch: int, beams: int) -> StepInputs:
+    none = np.zeros((batch, beams, 0), np.float32)
+    return StepInputs(np.full(batch, -1), none.astype(np.int64), none, none)
+
+
+def crowd(count: int, seed: int) -> list[tuple[list[int], DecodingOptions]]:
+    chance = random.Random(seed)
+    choices = (
+        BEAM,
+        replace(BEAM, beam_size=1, num_hypotheses=1),
+        replace(BEAM, beam_size=8, num_hypotheses=2, min_length=30),
+        replace(BEAM, beam_size=2, num_hypotheses=2, no_repeat_ngram_size=2),
+        replace(BEAM, repetition_penalty=1.5, suppress_tokens=tuple(range(8, 40))),
+        replace(BEAM, prefix=(20, 21), return_alignment=True),
+    )
+    return [
+        ([chance.randrange(2, PAD) for _ in range(chance.randint(1, 60))], chance.choice(choices)) for _ in range(count)
+    ]
+
+
+def emulated_engine(model: MarianShape, slots: int, records: bool = True) -> tuple[Engine, EmulatedDevice]:
+    backend, runner, device = emulated_backend(model.folder, model.manifest, records)
+    plan = replace(Plan.of(model.manifest, slots), cache_buckets=runner.plans.cache_buckets)
+    return Engine(model.manifest, backend, plan, max_queue=1000), device
+
+
+def cuda_runner_engine(model: MarianShape, slots: int) -> Engine:
+    """The CUDA provider's runner, with the CPU provider behind it."""
+    device = EmulatedDevice()
+    runner = OnnxRuntimeCudaRunner(model.folder, model.manifest, 0, 0, place="cpu", launch=device.launch)
+    return Engine(
+        model.manifest, DeviceBackend(model.manifest, device, runner), Plan.of(model.manifest, slots), max_queue=1000
+    )
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt without recording", "cuda"])
+def test_the_same_answers_as_on_the_cpu(planned: MarianShape, kind: str) -> None:
+    requests = crowd(16, seed=1)
+    expected = results(decode(make_engine(planned.folder, planned.manifest, slots=6), requests))
+    if kind == "cuda":
+        engine = cuda_runner_engine(planned, 6)
+    else:
+        engine, device = emulated_engine(planned, 6, records=kind == "tensorrt")
+    found = results(decode(engine, requests, stagger=2))
+    for mine, other in zip(found, expected, strict=True):
+        for a, b in zip(mine.hypotheses, other.hypotheses, strict=True):
+            assert same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+            assert (a.alignment is None) == (b.alignment is None)
+    if kind == "tensorrt":
+        assert device.replayed > device.recorded > 0
+    if kind == "tensorrt without recording":
+        assert device.recorded == 0
+
+
+def test_a_step_waits_once_and_only_when_it_is_collected(planned: MarianShape) -> None:
+    backend, _, device = emulated_backend(planned.folder, planned.manifest)
+    backend.allocate(4, Shape(4, 8, 128, 32))
+    backend.resize(Shape(2, 3, 48, 8), 0)
+    for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+        backend.place(slot, memory, Start(PAD, 3, independent=False))
+    assert device.waits == 0
+    for _ in range(5):
+        backend.launch(nothing(2, 3))
+        backend.launch(nothing(2, 3))
+        before = device.waits
+        with pytest.raises(ComputeError, match="on their way"):
+            backend.launch(nothing(2, 3))
+        assert device.waits == before
+        backend.collect()
+        backend.collect()
+        assert device.waits == before + 2
+
+
+def test_two_steps_on_their_way_give_what_one_after_the_other_gives(planned: MarianShape) -> None:
+    def steps(ahead: bool) -> list[list[list[float]]]:
+        backend, _, _ = emulated_backend(planned.folder, planned.manifest)
+        backend.allocate(2, Shape(2, 4, 128, 32))
+        backend.resize(Shape(2, 4, 48, 8), 0)
+        for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+            backend.place(slot, memory, Start(PAD, 4, independent=False))
+        found = []
+        backend.launch(nothing(2, 4))
+        for _ in range(8):
+            if ahead:
+                backend.launch(nothing(2, 4))
+                found.append(backend.collect().candidate_scores.tolist())
+            else:
+                found.append(backend.collect().candidate_scores.tolist())
+                backend.launch(nothing(2, 4))
+        return found
+
+    assert steps(ahead=True) == steps(ahead=False)
+
+
+def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
+    """The same calls in the same order on both: every arena holds the same, as far as anybody looks."""
+    caches = {tensor.name for tensor in planned.manifest.tensors(StateKind.CACHE)}
+    host = OnnxRuntimeBackend(planned.folder, planned.manifest, threads=1)
+    backend, _, device = emulated_backend(planned.folder, planned.manifest)
+    chance = random.Random(3)
+
+    def same() -> None:
+        visible = np.any(host._arenas["ancestry"].view[: shape.batch], 1, keepdims=True)  # [B, 1, C]: of some beam
+        for name, arena in backend._arenas.items():
+            view = device.view(arena.address, arena.spec.dtype, (arena.slots, *arena.layout.shape))
+            mine, theirs = view[: shape.batch], host._arenas[name].view[: shape.batch]
+            if name in caches:  # the rest of it may be anything that is finite
+                assert np.isfinite(mine).all()
+                mine, theirs = (each * visible[..., None] for each in (mine, theirs))
+            np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=name)
+
+    both: tuple[Any, Any] = (host, backend)
+    for each in both:
+        each.allocate(4, Shape(4, 8, 128, 32))
+    shape = Shape(3, 3, 48, 16)
+    sources = [[chance.randrange(2, PAD) for _ in range(length)] for length in (3, 9, 5)]
+    for each in both:
+        each.resize(shape, 0)
+        for slot, memory in enumerate(each.encode(sources)):
+            each.place(slot, memory, Start(PAD, 3 - slot, independent=slot == 2))
+    same()
+    for each in both:
+        for _ in range(6):
+            each.run(nothing(3, 3))
+    same()
+    keep = [0, 1, 4, 5, 6, 9, 11, 12]
+    for work in (
+        lambda each: each.compact(1, keep),
+        lambda each: each.move(2, 0),
+        lambda each: each.resize(Shape(3, 5, 128, 32), 3),
+        lambda each: each.run(nothing(3, 5)),
+        lambda each: each.resize(Shape(3, 4, 48, 16), 3),
+        lambda each: each.zero(1),
+        lambda each: each.run(nothing(3, 4)),
+    ):
+        for each in both:
+            work(each)
+        if backend._shape.beams > 3:
+            shape = backend._shape
+        same()
+
+
+def test_scoring_keeps_to_what_the_plan_holds(
+    plain_model: MarianShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row of twenty tokens: more texts are several runs, and a longer one is refused in a sentence."""
+    linked(plain_model.folder, tmp_path)
+    words = plain_model.manifest.vocabulary.target_size
+    monkeypatch.setattr(profiles, "SCORE_VALUES", 20 * words)
+    write_emulated_plans(tmp_path, plain_model.manifest, BUCKETS)
+    backend, runner, _ = emulated_backend(tmp_path, plain_model.manifest)
+    assert (runner.most("score", "B"), runner.most("score", "T")) == (1, 20)
+    host = OnnxRuntimeBackend(plain_model.folder, plain_model.manifest, threads=1)
+    targets = [[PAD, *range(5, 5 + length)] for length in (3, 19, 1, 7, 12)]
+    both = [each.score_batch([[5, 6, 7]] * 5, targets, targets) for each in (backend, host)]
+    for mine, theirs in zip(*both, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    plan = replace(Plan.of(plain_model.manifest, 4), cache_buckets=runner.plans.cache_buckets)
+    engine = Engine(plain_model.manifest, backend, plan, max_queue=10)
+    found: list[object] = []
+    for length in (21, 8):
+        target = (PAD,) * length
+        engine.score(ScoringRequest((5, 6), target, target, found.append))
+    while engine.busy:
+        engine.step()
+    refused = next(answer for answer in found if isinstance(answer, Exception))
+    assert (type(refused), str(refused)) == (
+        InvalidRequest,
+        "the text has 21 tokens; on this device 20 can be scored at most",
+    )
+    assert [len(answer) for answer in found if isinstance(answer, tuple)] == [8]
+
+
+def test_prompts_are_taken_in_by_several_runs(
+    language_model: ConvertedLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan takes in two prompts at once, and sixteen tokens of each."""
+    monkeypatch.setattr(profiles, "_PROMPTS", 2)
+    monkeypatch.setattr(profiles, "_PROMPT_TOKENS", 16)
+    folder = linked(language_model.folder, tmp_path)
+    manifest = read_manifest(folder)
+    write_emulated_plans(folder, manifest, BUCKETS)
+    backend, runner, _ = emulated_backend(folder, manifest)
+    assert (runner.most("prefill", "B"), runner.most("prefill", "Q")) == (2, 16)
+    chance = random.Random(0)
+    words = manifest.vocabulary.target_size
+    options = DecodingOptions(beam_size=2, num_hypotheses=1, max_length=12)
+    requests = [([chance.randrange(3, words) for _ in range(count)], options) for count in (40, 3, 70, 17, 33)]
+    expected = results(decode(make_engine(folder, manifest, slots=5), requests))
+    plan = replace(Plan.of(manifest, 5), cache_buckets=runner.plans.cache_buckets)
+    found = results(decode(Engine(manifest, backend, plan, max_queue=10), requests))
+    for mine, other in zip(found, expected, strict=True):
+        for a, b in zip(mine.hypotheses, other.hypotheses, strict=True):
+            assert same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+def test_a_classifier_on_a_gpu(pooled_repository: Path, tmp_path: Path, kind: str) -> None:
+    folder = pooled_repository / "mood" / "1"
+    manifest = read_any_manifest(folder)
+    assert isinstance(manifest, PooledManifest)
+    device = EmulatedDevice()
+    runner: GraphRunner
+    if kind == "cuda":
+        runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch)
+    else:
+        planned = linked(folder, tmp_path)
+        write_emulated_plans(planned, manifest, slots=4)
+        runner = TensorRtRunner(planned, manifest, device, EmulatedRuntime(device, planned))
+        with pytest.raises(ModelError, match="the plans hold 4 requests at once"):
+            DevicePooled(manifest, device, runner, rows=5)
+    chance = random.Random(0)
+    sources = [[chance.randrange(4, 90) for _ in range(length)] for length in (9, 1, 30, 4)]
+    expected = OnnxRuntimePooled(folder, manifest, threads=1).run(sources)
+    found = DevicePooled(manifest, device, runner, rows=4).run(sources)
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
+
+
+def test_options_of_the_cuda_provider() -> None:
+    """Those of a model's serving.toml are added to ours, and win."""
+    found = provider_options(1, 99, {"gpu_mem_limit": "1000", "use_tf32": "1"})
+    assert (found["device_id"], found["user_compute_stream"], found["gpu_mem_limit"]) == ("1", "99", "1000")
+    assert (found["use_tf32"], provider_options(1, 99)["use_tf32"]) == ("1", "0")
+
+
+class TestRefusals:
+    """What TensorRT would refuse is refused by us in a sentence, or by the emulator."""
+
+    def tensors(self, planned: MarianShape) -> tuple[DeviceBackend, dict[str, DeviceTensor], object]:
+        backend, runner, _ = emulated_backend(planned.folder, planned.manifest)
+        backend.allocate(2, Shape(2, 4, 48, 16))
+        backend.resize(Shape(2, 4, 48, 16), 0)
+        seen: dict[str, DeviceTensor] = {}
+        prepare = runner.prepare
+
+        def spy(graph: str, tensors: dict[str, DeviceTensor], keep: bool = False) -> object:
+            seen.update(tensors)
+            return prepare(graph, tensors, keep)
+
+        runner.prepare = spy  # type: ignore[method-assign, assignment]
+        backend.run(nothing(2, 4))
+        runner.prepare = prepare  # type: ignore[method-assign]
+        return backend, seen, runner
+
+    @pytest.mark.parametrize(
+        ("name", "change", "sentence"),
+        [
+            ("tokens", {"shape": (33, 4)}, "the plan takes"),
+            ("tokens", {"dtype": "int32"}, "is int32"),
+            ("next_cache_key_0", {"address": 4096}, "must be bound where cache_key_0 is"),
+            ("cache_key_0", {"shape": (2, 4, 64, 8)}, "no plan of step for a cache length"),
+        ],
+    )
+    def test_in_a_sentence(self, planned: MarianShape, name: str, change: dict[str, object], sentence: str) -> None:
+        _, tensors, runner = self.tensors(planned)
+        wrong = {**tensors, name: replace(tensors[name], **change)}  # type: ignore[arg-type]
+        with pytest.raises(ComputeError, match=sentence):
+            runner.prepare("step", wrong)  # type: ignore[attr-defined]
+
+    def test_by_the_emulator(self, planned: MarianShape) -> None:
+        _, tensors, runner = self.tensors(planned)
+        card = next(card for key, card in runner.plans.cards.items() if key == ("step", 48))  # type: ignore[attr-defined]
+        context = runner._engine(("step", 48)).context(runner._activations)  # type: ignore[attr-defined]
+        assert not context.set_shape("tokens", (2, 99))  # outside the profile
+        assert not context.set_shape("nonsense", (2,))
+        assert not context.set_address("nonsense", 256)
+        assert not context.enqueue()  # nothing is bound
+        for each in card.inputs:
+            assert context.set_shape(each.name, tensors[each.name].shape)
+        for each in (*card.inputs, *card.outputs):
+            assert context.set_address(each.name, tensors[each.name].address)
+        assert context.enqueue()
+        assert context.set_address("next_cache_key_0", tensors["cache_key_1"].address)
+        assert not context.enqueue()  # a cache that is not written in place
+
+    def test_memory_outside_an_allocation(self) -> None:
+        device = EmulatedDevice()
+        address = device.allocate(64)
+        device.copy(address, address + 32, 33)
+        with pytest.raises(Refused, match="no allocation"):
+            device.wait(device.mark())
+
+    def test_more_slots_than_the_plans_hold(self, planned: MarianShape) -> None:
+        with pytest.raises(ModelError, match="--max-slots"):
+            emulated_engine(planned, 64)
+
+    @pytest.mark.filterwarnings("ignore:Specified provider")
+    @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this one may have CUDA")
+    def test_an_onnx_runtime_without_cuda(self, plain_model: MarianShape) -> None:
+        """It would go on with the CPU and say nothing."""
+        with pytest.raises(ModelError, match="fallback to CPU EP has been explicitly disabled"):
+            OnnxRuntimeCudaRunner(plain_model.folder, plain_model.manifest, device=0, stream=0)
+
+    def test_a_longer_cache_than_any_plan(self, planned: MarianShape, tmp_path: Path) -> None:
+        _, runner, _ = emulated_backend(planned.folder, planned.manifest)
+        assert runner.cache_length(40) == 48
+        assert runner.cache_length(129) > 129
+        with pytest.raises(ComputeError, match="the plans hold"):
+            runner.cache_length(10**6)

@@ -1,0 +1,93 @@
+"""Which device serves, on machines that are only described; and several devices at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from beamline.serving.backends.fake import fake_manifest
+from beamline.serving.backends.probe import CudaDevice, Probe
+from beamline.serving.commands.doctor import report
+from beamline.serving.backends.devices import Machine, choose, choose_for
+from beamline.serving.errors import BeamlineError, ModelError
+from beamline.serving.contract.tensorrt_plans import usable_plans
+
+GPU = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30)
+NO_DRIVER = Probe((), "there is no NVIDIA driver", "")
+ONE_GPU = Probe((GPU,), "", "13.0")
+CPU_ONLY = {"onnxruntime": "1.31.1"}
+CUDA = {"onnxruntime-gpu": "1.31.1", "cuda-bindings": "13.5"}
+TENSORRT = {"onnxruntime": "1.31.1", "tensorrt": "11.4", "cuda-bindings": "13.5"}
+RTX = {"onnxruntime": "1.31.1", "tensorrt-rtx": "1.7", "cuda-bindings": "13.5"}
+
+
+@pytest.mark.parametrize(
+    ("probe", "packages", "kind", "because"),
+    [
+        (NO_DRIVER, CPU_ONLY, "cpu", "no NVIDIA driver"),
+        (NO_DRIVER, TENSORRT, "cpu", "no NVIDIA driver"),  # what is installed does not matter
+        (ONE_GPU, CPU_ONLY, "cpu", "onnxruntime-gpu is not installed"),
+        (ONE_GPU, CUDA, "cuda", "onnxruntime-gpu 1.31.1"),
+        (ONE_GPU, TENSORRT, "tensorrt", "tensorrt 11.4"),
+        (ONE_GPU, RTX, "tensorrt", "tensorrt-rtx 1.7"),
+        (ONE_GPU, CUDA | RTX, "tensorrt", "tensorrt-rtx 1.7"),
+    ],
+)
+def test_auto_takes_the_best_and_says_why(probe: Probe, packages: dict[str, str], kind: str, because: str) -> None:
+    choice = choose("auto", Machine(probe, packages))
+    assert (choice.kind, bool(choice.devices)) == (kind, kind != "cpu")
+    assert because in choice.describe()
+
+
+@pytest.mark.parametrize(
+    ("wish", "probe", "packages", "because"),
+    [
+        ("cuda", NO_DRIVER, CUDA, "no NVIDIA driver"),
+        ("tensorrt", NO_DRIVER, TENSORRT, "no NVIDIA driver"),
+        ("cuda", ONE_GPU, TENSORRT, "onnxruntime-gpu is not installed"),
+        ("tensorrt", ONE_GPU, CUDA, "neither tensorrt nor tensorrt-rtx"),
+    ],
+)
+def test_what_was_asked_for_and_is_not_there_is_an_error(
+    wish: str, probe: Probe, packages: dict[str, str], because: str
+) -> None:
+    with pytest.raises(BeamlineError, match=f"--device {wish} can't be used: .*{because}"):
+        choose(wish, Machine(probe, packages))
+
+
+@pytest.mark.parametrize(("packages", "kind"), [(RTX | CUDA, "cuda"), (RTX, "cpu")])
+def test_auto_takes_tensorrt_only_where_a_version_has_plans(
+    tmp_path: Path, packages: dict[str, str], kind: str
+) -> None:
+    """Asked for by name it is TensorRT all the same; loading the version then says what is missing."""
+    machine, manifest = Machine(ONE_GPU, packages), fake_manifest()
+    choice = choose_for("auto", machine, tmp_path, manifest)
+    assert choice.kind == kind
+    assert "not TensorRT: " in choice.describe()
+    assert "run `beamline build fake --compute-capability 86`" in choice.describe()
+    assert choose_for("tensorrt", machine, tmp_path, manifest).kind == "tensorrt"
+    with pytest.raises(ModelError, match="has no TensorRT plan of step, score, encoder for this GPU"):
+        usable_plans(tmp_path, manifest, "tensorrt_rtx", "1.7", "86")
+
+
+def test_the_cpu_is_never_refused() -> None:
+    assert choose("cpu", Machine(ONE_GPU, CUDA)).kind == "cpu"
+
+
+def test_the_doctor_says_what_is_missing() -> None:
+    text = "\n".join(report(Machine(NO_DRIVER, {**dict.fromkeys(("tensorrt", "onnxruntime-gpu")), **CPU_ONLY})))
+    assert "GPU         none: there is no NVIDIA driver" in text
+    assert "pip install '.[tensorrt]'" in text
+    assert "cuda        no: there is no NVIDIA driver" in text
+    assert "auto        cpu: no GPU" in text
+
+
+def test_the_doctor_of_a_machine_with_a_gpu(tmp_path: Path) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "manifest.json").write_text("{}")
+    text = "\n".join(report(Machine(ONE_GPU, TENSORRT), tmp_path))
+    assert "NVIDIA A10, compute capability 86, 24.0 GiB" in text
+    assert "tensorrt    yes" in text
+    assert "m/1: no plans; beamline build m/1" in text

@@ -1,0 +1,244 @@
+"""The engine over real graphs, without a thread: who joins, leaves, fails or is cut short, and what others notice."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from beamline.serving.engine.request import DecodingOptions, FinishReason, Result
+from beamline.serving.contract.stats import Outcome
+from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
+from tests.support.engines import arenas, decode, make_engine, poison, results
+from tests.support.harness import Harness
+from tests.support.marian_shape import EOS, MAX_LENGTH, PAD, MarianShape
+from tests.support.ties import same_or_tie
+
+BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)
+GREEDY = replace(BEAM, beam_size=1, num_hypotheses=1)
+LONG = replace(BEAM, min_length=MAX_LENGTH - 1)  # never ends by itself
+
+
+def crowd(count: int, seed: int) -> list[tuple[list[int], DecodingOptions]]:
+    """Mixed lengths, widths and rules."""
+    chance = random.Random(seed)
+    choices = (
+        BEAM,
+        GREEDY,
+        replace(BEAM, beam_size=8, num_hypotheses=8),
+        replace(BEAM, beam_size=2, num_hypotheses=2, no_repeat_ngram_size=2),
+        replace(GREEDY, repetition_penalty=1.5),
+        replace(BEAM, prefix=(20, 21)),
+        replace(BEAM, min_length=20),
+    )
+    return [
+        ([chance.randrange(2, PAD) for _ in range(chance.randint(1, 60))], chance.choice(choices)) for _ in range(count)
+    ]
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    for mine, other in zip(found.hypotheses, expected.hypotheses, strict=True):
+        assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.token_log_probs)
+
+
+@pytest.mark.parametrize("stagger", [0, 1, 3])
+def test_an_answer_does_not_depend_on_its_neighbours(plain_model: MarianShape, stagger: int) -> None:
+    """The same request alone, in a full batch, and joining a running batch."""
+    requests = crowd(24, seed=stagger)
+    alone = [
+        results(decode(make_engine(plain_model.folder, plain_model.manifest), [request]))[0] for request in requests
+    ]
+    together = results(decode(make_engine(plain_model.folder, plain_model.manifest, slots=8), requests, stagger))
+    for found, expected in zip(together, alone, strict=True):
+        assert_same(found, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(20))
+def test_an_answer_does_not_depend_on_its_neighbours_at_length(plain_model: MarianShape, seed: int) -> None:
+    requests = crowd(48, seed=100 + seed)
+    alone = [
+        results(decode(make_engine(plain_model.folder, plain_model.manifest), [request]))[0] for request in requests
+    ]
+    for slots, stagger in ((1, 0), (5, 2), (16, 1), (32, 0)):
+        engine = make_engine(plain_model.folder, plain_model.manifest, slots=slots)
+        for found, expected in zip(results(decode(engine, requests, stagger)), alone, strict=True):
+            assert_same(found, expected)
+
+
+def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
+    """NaN in one slot's cache fails that request alone, and the slot's next tenant is clean."""
+    harness = Harness(plain_model, slots=3)
+    requests = [([5, 6, 7 + n], LONG) for n in range(3)]
+    expected = results(decode(make_engine(plain_model.folder, plain_model.manifest), [*requests, ([9, 8], BEAM)]))
+    numbers = [harness.submit(source, options) for source, options in requests]
+    for _ in range(4):
+        harness.engine.step()
+    poison(harness.engine, slot=1)
+    harness.engine.step()
+    if not harness.answers:  # a step was under way already
+        harness.engine.step()
+    assert isinstance(harness.answers[numbers[1]], ComputeError)
+    assert len(harness.answers) == 1
+    late = harness.submit([9, 8], BEAM)
+    harness.finish()
+    for number, want in ((numbers[0], expected[0]), (numbers[2], expected[2]), (late, expected[3])):
+        answer = harness.answers[number]
+        assert isinstance(answer, Result)
+        assert_same(answer, want)
+    outcomes = [finished.outcome for stats in harness.stats for finished in stats.finished]
+    assert sorted(outcomes) == [Outcome.FAILED, Outcome.OK, Outcome.OK, Outcome.OK]
+    for name, values in arenas(harness.engine).items():
+        assert np.isfinite(values.astype(np.float32)).all(), name
+
+
+def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=1)
+    first, second = harness.submit([5, 6], LONG), harness.submit([7, 8], BEAM)
+    harness.engine.step()
+    harness.engine.cancel(first)
+    harness.engine.cancel(12345)  # nobody
+    harness.engine.step()
+    assert isinstance(harness.answers[first], Cancelled)
+    assert harness.stats[-1].admitted == 1
+    harness.finish()
+    assert isinstance(harness.answers[second], Result)
+
+
+def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=1)
+    running = harness.submit([5, 6], LONG, deadline=10.0)
+    waiting = harness.submit([5, 7], LONG, deadline=5.0)
+    harness.engine.step()
+    harness.now = 5.0
+    harness.engine.step()
+    assert isinstance(harness.answers[waiting], DeadlinePassed)
+    assert running not in harness.answers
+    harness.now = 10.0
+    harness.engine.step()
+    assert isinstance(harness.answers[running], DeadlinePassed)
+    assert not harness.engine.busy
+
+
+def test_a_time_limit_gives_the_best_so_far(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model)
+    number = harness.submit([5, 6, 7], replace(LONG, time_limit=3.0))
+    for _ in range(6):
+        harness.engine.step()
+    harness.now = 3.0
+    harness.engine.step()
+    answer = harness.answers[number]
+    assert isinstance(answer, Result)
+    best = answer.hypotheses[0]
+    assert best.finish_reason is FinishReason.TIME_LIMIT
+    assert len(best.tokens) == len(best.token_log_probs) == 6
+    assert best.score == pytest.approx(sum(best.token_log_probs) / 6, abs=1e-4)
+
+
+def test_a_full_queue_refuses_and_a_draining_engine_too(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=1, max_queue=2)
+    harness.submit([5], BEAM)
+    harness.submit([5], BEAM)
+    with pytest.raises(Overloaded, match="2 waiting"):
+        harness.submit([5], BEAM)
+    harness.engine.step()  # one is running now
+    harness.submit([5], BEAM)
+    harness.engine.drain()
+    with pytest.raises(ShuttingDown):
+        harness.submit([5], BEAM)
+    harness.finish()
+    assert [type(answer) for answer in harness.answers.values()] == [Result] * 3
+
+
+def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(plain_model)
+    lost = harness.submit([5, 6], BEAM)
+    harness.engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.backend, "run", lambda inputs: 1 / 0)
+        patch.setattr(harness.backend, "collect", lambda: 1 / 0, raising=False)  # of a backend that runs ahead
+        harness.engine.step()
+    assert isinstance(harness.answers[lost], ComputeError)
+    kept = harness.submit([5, 6], BEAM)
+    harness.finish()
+    assert isinstance(harness.answers[kept], Result)
+
+
+def test_a_source_that_breaks_the_encoder_fails_alone(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(plain_model)
+    encode = harness.backend.encode
+
+    def picky(sources: list[list[int]]) -> object:
+        if any(13 in source for source in sources):
+            raise RuntimeError("poisoned")
+        return encode(sources)
+
+    monkeypatch.setattr(harness.backend, "encode", picky)
+    good = [harness.submit([5, 6, n], BEAM) for n in range(20, 24)]
+    bad = harness.submit([5, 6, 13], BEAM)
+    harness.finish()
+    assert isinstance(harness.answers[bad], ComputeError)
+    assert all(isinstance(harness.answers[number], Result) for number in good)
+
+
+def test_options_that_forbid_everything_are_an_error(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model)
+    everything = tuple(word for word in range(plain_model.manifest.vocabulary.target_size) if word != EOS)
+    number = harness.submit([5], replace(BEAM, suppress_tokens=everything, min_length=30, max_length=31))
+    harness.finish()
+    assert isinstance(harness.answers[number], InvalidRequest)
+
+
+def test_everybody_gets_an_answer_when_all_is_over(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=2)
+    numbers = [harness.submit([5, n], LONG) for n in range(5, 10)]
+    harness.engine.step()
+    harness.engine.fail_everything(ShuttingDown("over"))
+    assert all(isinstance(harness.answers[number], ShuttingDown) for number in numbers)
+    assert not harness.engine.busy
+
+
+@pytest.mark.one_backend("the plans' cache lengths are others")
+def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
+    """60 steps of 8 beams write 480 entries a slot; dead branches are cut, so the bucket stays far below."""
+    harness = Harness(plain_model)
+    for source in ([5, 6, 7], [8, 9], [10]):
+        harness.submit(source, replace(LONG, beam_size=8))
+    harness.finish()
+    steps = [stats for stats in harness.stats if stats.beam_width]
+    assert sum(stats.compactions for stats in steps) > 0
+    assert max(stats.cache_length for stats in steps) <= 256
+    copies = sum(stats.compactions + stats.relayouts + stats.moves for stats in steps)
+    assert copies < len(steps)
+
+
+def test_alignment_has_a_row_per_target_token(plain_model: MarianShape) -> None:
+    answers = decode(
+        make_engine(plain_model.folder, plain_model.manifest),
+        [([5, 6, 7], replace(BEAM, return_alignment=True, prefix=(20, 21)))],
+    )
+    for hypothesis in results(answers)[0].hypotheses:
+        assert hypothesis.alignment is not None
+        assert len(hypothesis.alignment) == len(hypothesis.tokens)
+        for row in hypothesis.alignment:
+            assert len(row) == 3
+            assert sum(row) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_with_steps(plain_model: MarianShape) -> None:
+    engine = make_engine(plain_model.folder, plain_model.manifest)
+    peaks = []
+    for round_ in range(12):
+        results(decode(engine, crowd(64, seed=round_ % 3)))
+        gc.collect()
+        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert peaks[-1] <= peaks[3] * 1.02

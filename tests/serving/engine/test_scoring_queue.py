@@ -1,0 +1,91 @@
+"""The queue of texts to be scored, without a model: what its waits say to those who come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.scoring import Scoring, ScoringRequest
+from beamline.serving.contract.stats import Finished, Outcome
+from beamline.serving.errors import Overloaded
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Device:
+    """A run takes a second, however many texts it has."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def score_batch(self, sources: Any, targets: Any, labels: Any) -> list[Any]:
+        self._clock.now += 1
+        return [np.zeros(len(each), np.float32) for each in labels]
+
+
+def text(deadline: float | None = None, length: int = 400) -> ScoringRequest:
+    """So long that a run has two of them."""
+    return ScoringRequest(None, (5,) * length, (6,) * length, lambda answer: None, deadline)
+
+
+def scoring(early_refusal: bool = True) -> tuple[Scoring, Clock, list[Finished]]:
+    clock, finished = Clock(), list[Finished]()
+    admission = Admission("m (scoring)", 1, 6, early_refusal)
+    return Scoring(Device(clock), clock, admission, finished.append), clock, finished  # type: ignore[arg-type]
+
+
+def test_a_deadline_that_would_pass_in_the_queue_is_refused_at_once() -> None:
+    queue, clock, finished = scoring()
+    for _ in range(4):
+        queue.submit(text())
+    queue.advance(others_wait=False)
+    queue.advance(others_wait=False)
+    assert (len(finished), clock.now) == (4, 102)  # half a second each
+    queue.submit(text(clock.now + 0.1))  # nobody is before it
+    for _ in range(3):
+        queue.submit(text())
+    with pytest.raises(Overloaded, match=r"the deadline is in 1\.00 s") as caught:
+        queue.submit(text(clock.now + 1))
+    assert caught.value.retry_after == pytest.approx(1.0)  # when half of the four are scored
+    queue.submit(text(clock.now + 9))
+
+
+def test_refusing_early_can_be_switched_off() -> None:
+    queue, clock, _ = scoring(early_refusal=False)
+    for _ in range(2):
+        queue.submit(text())
+    queue.advance(others_wait=False)
+    for _ in range(6):
+        queue.submit(text(clock.now + 0.1))
+    with pytest.raises(Overloaded, match=r"the queue of m \(scoring\) is full \(6 waiting\)"):
+        queue.submit(text())
+
+
+def test_a_deadline_that_passes_in_the_queue() -> None:
+    queue, clock, finished = scoring()
+    queue.submit(text(clock.now + 3))
+    clock.now += 4
+    queue.advance(others_wait=True)
+    assert [each.outcome for each in finished] == [Outcome.DEADLINE]
+    assert len(queue) == 0
+
+
+def test_what_waits_beside_a_running_batch_counts_its_steps() -> None:
+    """One text a step, and a step takes two seconds beside the text's own."""
+    queue, clock, _ = scoring()
+    for _ in range(6):
+        queue.submit(text())
+    for _ in range(5):
+        queue.advance(others_wait=True)
+        clock.now += 2
+    queue.submit(text())
+    with pytest.raises(Overloaded, match="would need about"):
+        queue.submit(text(clock.now + 4))  # enough, if only the device's seconds counted

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from beamline.serving.config import TextLimits
+from beamline.serving.errors import ModelNotFound, ModelUnavailable
+from beamline.serving.models.registry import Models
+from beamline.serving.text.model_card import card_of
+from beamline.serving.text.translator import Translator
+from beamline.serving.text.token_bytes import ByteTokenizer
+from tests.serving.doubles import EngineDouble, small_manifest
+
+
+def model(name: str, version: int = 1) -> Translator:
+    card = card_of(small_manifest(name=name, version=version))
+    tokenizer = ByteTokenizer()
+    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), ThreadPoolExecutor(1))
+
+
+def found(models: Models, name: str, version: str = "") -> tuple[str, int]:
+    card = models.find(name, version).card
+    return card.name, card.version
+
+
+def test_an_empty_version_is_the_newest_by_number() -> None:
+    models = Models([model("de", 10), model("de", 9), model("fr")])
+    assert found(models, "de") == ("de", 10)
+    assert found(models, "de", "9") == ("de", 9)
+
+
+def test_an_empty_name_is_the_only_model_or_the_default() -> None:
+    assert found(Models([model("de", 1), model("de", 2)]), "") == ("de", 2)
+    assert found(Models([model("de"), model("fr")], default="fr"), "") == ("fr", 1)
+    with pytest.raises(ModelNotFound, match="there are several: de, fr"):
+        Models([model("fr"), model("de")]).find("", "")
+
+
+def test_a_call_without_a_name_is_told_why_nobody_can_answer() -> None:
+    models = Models()
+    with pytest.raises(ModelUnavailable, match="no model is served here now"):
+        models.find("", "")
+    models.explain({"de": "it was unloaded"})
+    with pytest.raises(ModelUnavailable, match="model 'de' is not served now: it was unloaded"):
+        models.find("", "")
+    models.explain({"de": "it was unloaded", "fr": "it is broken"})
+    for use, does in ((models.use, "writes text"), (models.use_pooled, "classifies or embeds")):
+        sentence = f"no model that {does} is served now; not served are de, fr: name one"
+        with pytest.raises(ModelUnavailable, match=sentence), use("", ""):
+            pass
+    # One that is served, but is of the wrong kind; the other may be what the caller wants, or there is none.
+    models = Models([model("fr")])
+    with (
+        pytest.raises(ModelNotFound, match="no model here classifies or embeds; there is fr"),
+        models.use_pooled("", ""),
+    ):
+        pass
+    models.explain({"fr": "", "mood": "it was unloaded"})
+    with pytest.raises(ModelUnavailable, match="model 'mood' is not served now"), models.use_pooled("", ""):
+        pass
+
+
+@pytest.mark.parametrize("name", ["nl", "../de", "de/1", "x" * 10_000])
+def test_unknown_names_are_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ModelNotFound, match="there is de, fr") as caught:
+        Models([model("de"), model("fr")]).find(name, "")
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("version", ["3", "01", "latest", "-1"])
+def test_unknown_versions_are_answered_with_the_known_ones(version: str) -> None:
+    with pytest.raises(ModelNotFound, match="there is 1, 2"):
+        Models([model("de", 1), model("de", 2)]).find("de", version)
+
+
+def test_a_default_that_is_not_loaded_is_a_mistake() -> None:
+    with pytest.raises(ModelNotFound, match="'nl' is not among"):
+        Models([model("de")], default="nl").check_default()

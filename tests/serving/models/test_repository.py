@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from beamline.serving.errors import ManifestError, ModelError
+from beamline.serving.contract.manifest import MANIFEST_FILE, read_manifest
+from beamline.serving.models.repository import newest, scan, verify
+from tests.serving.disk import write_version
+
+
+def test_versions_are_numbers(tmp_path: Path) -> None:
+    for version in (9, 10, 2):
+        write_version(tmp_path, "de", version)
+    write_version(tmp_path, "fr")
+    repository = scan(tmp_path)
+    assert [version.version for version in repository.models["de"]] == [2, 9, 10]
+    assert newest(repository.models["de"]).version == 10
+    assert list(repository.models) == ["de", "fr"]
+    assert repository.problems == ()
+
+
+def test_what_is_hidden_or_no_folder_is_not_a_model(tmp_path: Path) -> None:
+    write_version(tmp_path, "de")
+    (tmp_path / "README.md").write_text("x")
+    (tmp_path / ".git" / "1").mkdir(parents=True)
+    (tmp_path / "de" / ".converting").mkdir()
+    repository = scan(tmp_path)
+    assert list(repository.models) == ["de"]
+    assert repository.problems == ()
+
+
+def test_broken_ones_are_named_and_the_others_stay(tmp_path: Path) -> None:
+    write_version(tmp_path, "good")
+    write_version(tmp_path, "good", 2)
+    (tmp_path / "good" / "2" / MANIFEST_FILE).write_text("{", encoding="utf-8")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half" / "1").mkdir(parents=True)
+    (tmp_path / "named" / "latest").mkdir(parents=True)
+    (tmp_path / "zero" / "0").mkdir(parents=True)
+    write_version(tmp_path, "moved").rename(tmp_path / "moved" / "7")
+    repository = scan(tmp_path)
+    assert list(repository.models) == ["good"]
+    assert [version.version for version in repository.models["good"]] == [1]
+    reasons = {problem.model: problem.reason for problem in repository.problems}
+    assert reasons["good"].startswith(f"{tmp_path / 'good' / '2' / MANIFEST_FILE} is not JSON")
+    assert reasons["empty"] == f"{tmp_path / 'empty'} has no version folder"
+    assert reasons["half"] == f"{tmp_path / 'half' / '1' / MANIFEST_FILE} does not exist: the version is incomplete"
+    assert "positive whole number" in reasons["named"]
+    assert "positive whole number" in reasons["zero"]
+    assert "says it is moved version 1, but lies in the folder of moved version 7" in reasons["moved"]
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere can't be read: No such file"):
+        scan(tmp_path / "nowhere")
+
+
+def test_a_whole_version_verifies(tmp_path: Path) -> None:
+    folder = write_version(tmp_path)
+    verify(folder, read_manifest(folder))
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "step.onnx", "score.onnx", "weights.bin"])
+def test_a_changed_byte_is_found(tmp_path: Path, name: str) -> None:
+    folder = write_version(tmp_path)
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelError, match=f"{name} is corrupt"):
+        verify(folder, read_manifest(folder))
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "weights.bin", "tokenizer.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = write_version(tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(ModelError, match=f"{name} does not exist"):
+        verify(folder, read_manifest(folder))
+
+
+def test_a_cut_file_is_named(tmp_path: Path) -> None:
+    folder = write_version(tmp_path)
+    (folder / "weights.bin").write_bytes(b"weights")
+    with pytest.raises(ModelError, match=r"weights.bin has 7 bytes; the manifest says 700"):
+        verify(folder, read_manifest(folder))
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "sub/x.onnx", "..", "", "a\\b", "a\0b"])
+def test_a_manifest_can_not_reach_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    folder = write_version(tmp_path)
+    manifest = read_manifest(folder)
+    file = manifest.tokenizers.target.model_copy(update={"file": name})
+    tokenizers = manifest.tokenizers.model_copy(update={"target": file})
+    with pytest.raises(ManifestError, match="no plain file name"):
+        verify(folder, manifest.model_copy(update={"tokenizers": tokenizers}))
