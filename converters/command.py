@@ -9,8 +9,8 @@ from pathlib import Path
 
 from beamline.converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
 from beamline.converters.text_file import read_lines
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import PRECISIONS
+from beamline.serving.errors import ConversionError
 
 HELP = "convert a PyTorch checkpoint into a model repository"
 

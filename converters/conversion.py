@@ -20,8 +20,8 @@ from typing import Generic, TypeVar
 
 from beamline.converters.certificate import ParityCertificate
 from beamline.converters.weights import sha256_of
-from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, File, Precision
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.text.tokenizer import TextTokenizer
 
 PARITY_FILE = "parity.json"

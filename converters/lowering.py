@@ -19,8 +19,8 @@ from beamline.converters.passes.half import half_state, simulated, to_half
 from beamline.converters.passes.int4 import quantise_blocks
 from beamline.converters.passes.int8 import quantise_weights
 from beamline.converters.weights import WEIGHTS_FILE, WeightStore, restore_full_precision, sha256_of
-from beamline.serving.errors import ConversionError, ParityFailure
 from beamline.serving.contract.manifest import File, Graphs, Manifest, StateTensor, Weights
+from beamline.serving.errors import ConversionError, ParityFailure
 
 _WORK = ".lowered"
 _SIMULATED = ".simulated"

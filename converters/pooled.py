@@ -22,8 +22,8 @@ from beamline.converters.export import EXAMPLE, TracedGraph
 from beamline.converters.parity_text import parity_lines
 from beamline.converters.verify import LENGTHS, TEXT_LINES, TIE
 from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import File, PooledManifest, Weights
+from beamline.serving.errors import ConversionError
 from beamline.serving.text.tokenizer import TextTokenizer
 
 GRAPH_FILE = "pooled.onnx"

@@ -12,7 +12,6 @@ import os
 import platform
 import shlex
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from beamline.loadtest import compare, fleet
@@ -30,6 +29,7 @@ from beamline.loadtest.scrape import Scraper
 from beamline.loadtest.search import Bounds
 from beamline.loadtest.stage import Plan
 from beamline.loadtest.workload import Workload
+from beamline.version import beamline_version
 
 HELP = "measure a server's latency and throughput"
 
@@ -160,7 +160,7 @@ def _report(
             system=platform.platform(terse=True),
             cpus=os.cpu_count() or 1,
             python=platform.python_version(),
-            beamline=metadata.version("beamline"),
+            beamline=beamline_version(),
         ),
         stages=stages,
         search=run.search,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import beamline_pb2 as protos_dot_beamline__pb2
+from beamline.protos import beamline_pb2 as beamline_dot_protos_dot_beamline__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/beamline_pb2_grpc.py depends on'
+        + ' but the generated code in beamline/protos/beamline_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,38 +36,38 @@ class InferenceStub:
         """
         self.Translate = channel.unary_unary(
                 '/beamline.v1.Inference/Translate',
-                request_serializer=protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.TranslateResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.TranslateResponse.FromString,
                 _registered_method=True)
         self.TranslateStream = channel.unary_stream(
                 '/beamline.v1.Inference/TranslateStream',
-                request_serializer=protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.TranslateReply.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.TranslateReply.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/beamline.v1.Inference/Generate',
-                request_serializer=protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.GenerateReply.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.GenerateReply.FromString,
                 _registered_method=True)
         self.GenerateOnce = channel.unary_unary(
                 '/beamline.v1.Inference/GenerateOnce',
-                request_serializer=protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.GenerateResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Score = channel.unary_unary(
                 '/beamline.v1.Inference/Score',
-                request_serializer=protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.ScoreResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.ScoreResponse.FromString,
                 _registered_method=True)
         self.Classify = channel.unary_unary(
                 '/beamline.v1.Inference/Classify',
-                request_serializer=protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.ClassifyResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.ClassifyResponse.FromString,
                 _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/beamline.v1.Inference/Embed',
-                request_serializer=protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=protos_dot_beamline__pb2.EmbedResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_beamline__pb2.EmbedResponse.FromString,
                 _registered_method=True)
 
 
@@ -128,38 +128,38 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Translate': grpc.unary_unary_rpc_method_handler(
                     servicer.Translate,
-                    request_deserializer=protos_dot_beamline__pb2.TranslateRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.TranslateResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.TranslateRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.TranslateResponse.SerializeToString,
             ),
             'TranslateStream': grpc.unary_stream_rpc_method_handler(
                     servicer.TranslateStream,
-                    request_deserializer=protos_dot_beamline__pb2.TranslateRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.TranslateReply.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.TranslateRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.TranslateReply.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_beamline__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.GenerateReply.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.GenerateRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.GenerateReply.SerializeToString,
             ),
             'GenerateOnce': grpc.unary_unary_rpc_method_handler(
                     servicer.GenerateOnce,
-                    request_deserializer=protos_dot_beamline__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.GenerateRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.GenerateResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
-                    request_deserializer=protos_dot_beamline__pb2.ScoreRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.ScoreResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.ScoreRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.ScoreResponse.SerializeToString,
             ),
             'Classify': grpc.unary_unary_rpc_method_handler(
                     servicer.Classify,
-                    request_deserializer=protos_dot_beamline__pb2.ClassifyRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.ClassifyResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.ClassifyRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.ClassifyResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
-                    request_deserializer=protos_dot_beamline__pb2.EmbedRequest.FromString,
-                    response_serializer=protos_dot_beamline__pb2.EmbedResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_beamline__pb2.EmbedRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_beamline__pb2.EmbedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -187,8 +187,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/Translate',
-            protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
-            protos_dot_beamline__pb2.TranslateResponse.FromString,
+            beamline_dot_protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.TranslateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -214,8 +214,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/TranslateStream',
-            protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
-            protos_dot_beamline__pb2.TranslateReply.FromString,
+            beamline_dot_protos_dot_beamline__pb2.TranslateRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.TranslateReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -241,8 +241,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/Generate',
-            protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
-            protos_dot_beamline__pb2.GenerateReply.FromString,
+            beamline_dot_protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.GenerateReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -268,8 +268,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/GenerateOnce',
-            protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
-            protos_dot_beamline__pb2.GenerateResponse.FromString,
+            beamline_dot_protos_dot_beamline__pb2.GenerateRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -295,8 +295,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/Score',
-            protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
-            protos_dot_beamline__pb2.ScoreResponse.FromString,
+            beamline_dot_protos_dot_beamline__pb2.ScoreRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -322,8 +322,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/Classify',
-            protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
-            protos_dot_beamline__pb2.ClassifyResponse.FromString,
+            beamline_dot_protos_dot_beamline__pb2.ClassifyRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -349,8 +349,8 @@ class Inference:
             request,
             target,
             '/beamline.v1.Inference/Embed',
-            protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
-            protos_dot_beamline__pb2.EmbedResponse.FromString,
+            beamline_dot_protos_dot_beamline__pb2.EmbedRequest.SerializeToString,
+            beamline_dot_protos_dot_beamline__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import open_inference_pb2 as protos_dot_open__inference__pb2
+from beamline.protos import open_inference_pb2 as beamline_dot_protos_dot_open__inference__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/open_inference_pb2_grpc.py depends on'
+        + ' but the generated code in beamline/protos/open_inference_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,63 +36,63 @@ class GRPCInferenceServiceStub:
         """
         self.ServerLive = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ServerLive',
-                request_serializer=protos_dot_open__inference__pb2.ServerLiveRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ServerLiveResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerLiveRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerLiveResponse.FromString,
                 _registered_method=True)
         self.ServerReady = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ServerReady',
-                request_serializer=protos_dot_open__inference__pb2.ServerReadyRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ServerReadyResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerReadyRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerReadyResponse.FromString,
                 _registered_method=True)
         self.ModelReady = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ModelReady',
-                request_serializer=protos_dot_open__inference__pb2.ModelReadyRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelReadyResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelReadyRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelReadyResponse.FromString,
                 _registered_method=True)
         self.ServerMetadata = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ServerMetadata',
-                request_serializer=protos_dot_open__inference__pb2.ServerMetadataRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ServerMetadataResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerMetadataRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelMetadata = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ModelMetadata',
-                request_serializer=protos_dot_open__inference__pb2.ModelMetadataRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelMetadataResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelMetadataRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelMetadataResponse.FromString,
                 _registered_method=True)
         self.ModelInfer = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ModelInfer',
-                request_serializer=protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelInferResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferResponse.FromString,
                 _registered_method=True)
         self.ModelStreamInfer = channel.stream_stream(
                 '/beamline.open_inference.GRPCInferenceService/ModelStreamInfer',
-                request_serializer=protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
                 _registered_method=True)
         self.ModelConfig = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ModelConfig',
-                request_serializer=protos_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelConfigResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
         self.ModelStatistics = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/ModelStatistics',
-                request_serializer=protos_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
                 _registered_method=True)
         self.RepositoryIndex = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/RepositoryIndex',
-                request_serializer=protos_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
                 _registered_method=True)
         self.RepositoryModelLoad = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/RepositoryModelLoad',
-                request_serializer=protos_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
                 _registered_method=True)
         self.RepositoryModelUnload = channel.unary_unary(
                 '/beamline.open_inference.GRPCInferenceService/RepositoryModelUnload',
-                request_serializer=protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
-                response_deserializer=protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
+                request_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
+                response_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
                 _registered_method=True)
 
 
@@ -177,63 +177,63 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ServerLive': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerLive,
-                    request_deserializer=protos_dot_open__inference__pb2.ServerLiveRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ServerLiveResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerLiveRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerLiveResponse.SerializeToString,
             ),
             'ServerReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerReady,
-                    request_deserializer=protos_dot_open__inference__pb2.ServerReadyRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ServerReadyResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerReadyRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerReadyResponse.SerializeToString,
             ),
             'ModelReady': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelReady,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelReadyRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelReadyResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelReadyRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelReadyResponse.SerializeToString,
             ),
             'ServerMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ServerMetadata,
-                    request_deserializer=protos_dot_open__inference__pb2.ServerMetadataRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ServerMetadataResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ServerMetadataRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ServerMetadataResponse.SerializeToString,
             ),
             'ModelMetadata': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelMetadata,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelMetadataRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelMetadataResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelMetadataRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelMetadataResponse.SerializeToString,
             ),
             'ModelInfer': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelInfer,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelInferRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelInferResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferResponse.SerializeToString,
             ),
             'ModelStreamInfer': grpc.stream_stream_rpc_method_handler(
                     servicer.ModelStreamInfer,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelInferRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelStreamInferResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelStreamInferResponse.SerializeToString,
             ),
             'ModelConfig': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelConfig,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelConfigRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelConfigResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelConfigRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelConfigResponse.SerializeToString,
             ),
             'ModelStatistics': grpc.unary_unary_rpc_method_handler(
                     servicer.ModelStatistics,
-                    request_deserializer=protos_dot_open__inference__pb2.ModelStatisticsRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.ModelStatisticsResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsResponse.SerializeToString,
             ),
             'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryIndex,
-                    request_deserializer=protos_dot_open__inference__pb2.RepositoryIndexRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.RepositoryIndexResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexResponse.SerializeToString,
             ),
             'RepositoryModelLoad': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryModelLoad,
-                    request_deserializer=protos_dot_open__inference__pb2.RepositoryModelLoadRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.RepositoryModelLoadResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadResponse.SerializeToString,
             ),
             'RepositoryModelUnload': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryModelUnload,
-                    request_deserializer=protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.FromString,
-                    response_serializer=protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
+                    request_deserializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.FromString,
+                    response_serializer=beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,8 +261,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ServerLive',
-            protos_dot_open__inference__pb2.ServerLiveRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ServerLiveResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerLiveRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerLiveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -288,8 +288,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ServerReady',
-            protos_dot_open__inference__pb2.ServerReadyRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ServerReadyResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerReadyRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -315,8 +315,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelReady',
-            protos_dot_open__inference__pb2.ModelReadyRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelReadyResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelReadyRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -342,8 +342,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ServerMetadata',
-            protos_dot_open__inference__pb2.ServerMetadataRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ServerMetadataResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerMetadataRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ServerMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -369,8 +369,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelMetadata',
-            protos_dot_open__inference__pb2.ModelMetadataRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelMetadataResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelMetadataRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -396,8 +396,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelInfer',
-            protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelInferResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelInferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -423,8 +423,8 @@ class GRPCInferenceService:
             request_iterator,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelStreamInfer',
-            protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelInferRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelStreamInferResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -450,8 +450,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelConfig',
-            protos_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelConfigResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelConfigRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -477,8 +477,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/ModelStatistics',
-            protos_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
-            protos_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.ModelStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -504,8 +504,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/RepositoryIndex',
-            protos_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
-            protos_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -531,8 +531,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/RepositoryModelLoad',
-            protos_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
-            protos_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryModelLoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -558,8 +558,8 @@ class GRPCInferenceService:
             request,
             target,
             '/beamline.open_inference.GRPCInferenceService/RepositoryModelUnload',
-            protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
-            protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
+            beamline_dot_protos_dot_open__inference__pb2.RepositoryModelUnloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,7 +20,7 @@ from importlib import metadata
 from typing import Protocol, cast
 
 from beamline.serving.errors import BeamlineError
-from beamline.serving.version import beamline_version
+from beamline.version import beamline_version, install_hint
 
 GROUP = "beamline.commands"
 FAILED = 2
@@ -113,7 +113,7 @@ def _missing(error: ModuleNotFoundError) -> str | None:
     extra = _EXTRAS.get(module)
     if extra is None:
         return None
-    return f"needs {module}, which is not installed: in this project's folder, pip install '.[{extra}]'"
+    return f"needs {module}, which is not installed: {install_hint(extra)}"
 
 
 def _fail(message: str) -> int:

@@ -6,23 +6,23 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from beamline.serving.config import ServeConfig
-from beamline.serving.errors import ModelError
 from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.grpc.servicer import InferenceServicer
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.http.app import build_app, build_gateway
 from beamline.serving.api.http.server import HttpServer
+from beamline.serving.config import ServeConfig
+from beamline.serving.errors import ModelError
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.loader import Driver, EngineMakers, ModelLoader, real_makers
 from beamline.serving.models.manager import ModelManager
-from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.models.registry import Models
+from beamline.serving.models.watcher import Watcher
 from beamline.serving.security.access import Access
 from beamline.serving.security.limits import ClientLimit
 from beamline.serving.security.tls import ServerTls
+from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
-from beamline.serving.models.watcher import Watcher
 
 _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 

@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import tomllib
 from pathlib import Path
 
+from beamline.version import DISTRIBUTION
+
 ROOT = Path(__file__).parents[1]
+LINKED = ("serving", "converters", "protos", "loadtest")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_every_package_is_listed():
-    listed = PYPROJECT["tool"]["setuptools"]["packages"]
-    present = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for top in {name.split(".")[0] for name in listed}
+def test_every_folder_of_code_is_a_package():
+    """Those without __init__.py would be left out of a wheel."""
+    missing = {
+        str(path.parent.relative_to(ROOT))
+        for top in LINKED
         for path in (ROOT / top).rglob("*.py")
+        if not (path.parent / "__init__.py").is_file()
     }
-    assert set(listed) == present
+    assert missing == set()
 
 
-def test_every_package_has_an_init():
-    missing = [
+def test_the_package_links_to_the_directories_of_the_top_level():
+    links = {path.name: os.readlink(path) for path in (ROOT / "beamline").iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in LINKED}
+
+
+def test_no_requirement_names_the_stranger():
+    """`beamline` in the package registry is somebody else's distribution."""
+    project = PYPROJECT["project"]
+    assert project["name"] == DISTRIBUTION
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    names = {re.split(r"[\[<>=!~; ]", line)[0] for line in [*project["dependencies"], *extras]}
+    assert "beamline" not in names
+
+
+def test_no_hint_names_the_stranger():
+    """What a message or a page tells to install has to be ours: from the folder, a wheel or an image."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = [
         name
-        for name in PYPROJECT["tool"]["setuptools"]["packages"]
-        if not (ROOT / name.replace(".", "/") / "__init__.py").is_file()
+        for name in listed.splitlines()
+        if name.endswith((".py", ".md", ".toml", ".yml"))
+        and re.search(r"pip install [^\n`]*['\" ]beamline(\[|['\"\s]|$)", (ROOT / name).read_text(encoding="utf-8"))
     ]
-    assert missing == []
+    assert found == []
+
+
+def test_mypy_checks_every_file():
+    """It follows the links: with fewer files than git lists, something is no longer checked."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    ours = {name for name in listed.splitlines() if "_pb2" not in name and not name.startswith("container/")}
+    found = find_sources([str(ROOT / name) for name in PYPROJECT["tool"]["mypy"]["files"]])
+    assert ours - found == set()
+
+
+def find_sources(paths: list[str]) -> set[str]:
+    """As mypy finds them by pyproject.toml, relative to the project, links followed."""
+    from mypy.find_sources import create_source_list
+    from mypy.options import Options
+
+    options = Options()
+    options.exclude = PYPROJECT["tool"]["mypy"]["exclude"]
+    options.explicit_package_bases = True
+    found = create_source_list(paths, options)
+    return {str(Path(source.path).resolve().relative_to(ROOT)) for source in found if source.path is not None}
 
 
 def test_every_command_exists():

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from beamline.converters.checkpoint import reasons_of
-from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.contract.manifest import DecodingDefaults, Limits
+from beamline.serving.errors import UnsupportedCheckpoint
 
 # What we can't do, and the values at which it does nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -24,8 +24,9 @@ from beamline.converters.families import gpt2, llama
 from beamline.converters.families.generation import language_defaults
 from beamline.converters.modules.causal import CausalTransformer
 from beamline.converters.modules.causal_graphs import CausalSteps
-from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.contract.manifest import Limits, Vocabulary
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.version import install_hint
 
 FAMILIES: dict[str, ModuleType] = {"gpt2": gpt2, "llama": llama, "mistral": llama, "qwen2": llama}
 MAX_BEAM_SIZE = 16
@@ -116,7 +117,7 @@ def _unread(file: Path) -> list[str]:
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         packages = " and ".join(missing)
-        raise ConversionError(f"{file} is a GGUF file; to read it, install {packages}: pip install 'beamline[gguf]'")
+        raise ConversionError(f"{file} is a GGUF file; to read it, install {packages}: {install_hint('gguf')}")
     from beamline.converters.families.gguf_file import unread  # only now: it may be missing
 
     return unread(file)

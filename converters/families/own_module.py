@@ -1,4 +1,4 @@
-"""One's own nn.Module that follows `beamline.converters.own.OwnModule`: `beamline convert file.py:build --weights W ...`."""
+"""One's own nn.Module that follows `converters/own/protocol.py`: `beamline convert file.py:build --weights W ...`."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ from beamline.converters.modules.recurrent_language import (
     RecurrentLanguageModel,
     RecurrentLanguageSteps,
 )
-from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.contract.manifest import DecodingDefaults, Limits, Vocabulary
+from beamline.serving.errors import UnsupportedCheckpoint
 
 FAMILY = "recurrent_language"
 MAX_BEAM_SIZE = 16

@@ -17,8 +17,8 @@ from beamline.converters.families.sentencepiece_text import SentencePieceText
 from beamline.converters.modules.graphs import EncoderDecoder
 from beamline.converters.modules.transformer import Transformer, TransformerConfig
 from beamline.converters.modules.transformer_graphs import TransformerSteps
-from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.contract.manifest import Limits, Vocabulary
+from beamline.serving.errors import UnsupportedCheckpoint
 
 MODEL_TYPE = "beamline_transformer"
 TOKENIZER_FILE = "spm.model"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from beamline.converters.modules.tree import Tree
 from beamline.converters.own.load import Origin
 from beamline.converters.own.protocol import OwnModule, Settings, Step, Stepped
-from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.contract.manifest import StateKind, StateTensor
+from beamline.serving.errors import UnsupportedCheckpoint
 
 Answer = TypeVar("Answer")
 

@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from beamline.converters.shortlist.lexicon import Wanted, add_to_version, make_lexicon, tokenised
-    from beamline.serving.errors import ConversionError
     from beamline.serving.contract.manifest import read_manifest
+    from beamline.serving.errors import ConversionError
 
     if min(arguments.best, arguments.frequent, arguments.rounds) < 1:
         raise ConversionError("--best, --frequent and --rounds are whole numbers from 1 on")

@@ -13,9 +13,9 @@ import numpy as np
 
 from beamline.converters.shortlist.alignment import LONGEST, Ints, Sentences, learn
 from beamline.converters.whole_file import write_whole
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import MANIFEST_FILE, File, Manifest
 from beamline.serving.contract.shortlist import Lexicon
+from beamline.serving.errors import ConversionError
 from beamline.serving.text.tokenizer import TextTokenizer
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # what sentencepiece spells unknown characters with

@@ -15,9 +15,9 @@ from beamline.converters.tensorrt.graph import Graph
 from beamline.converters.tensorrt.library import Library, Protocol, logger_for
 from beamline.converters.tensorrt.profiles import Extent, profile
 from beamline.converters.whole_file import write_whole
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import AnyManifest, File
 from beamline.serving.contract.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
+from beamline.serving.errors import ConversionError
 
 CURRENT = "current"  # the GPU that is there
 # Operators that must have become one layer each: decomposed into others, they would be slow or copy the cache.

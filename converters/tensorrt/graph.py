@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 
 from beamline.converters.tensorrt.loops import unfold_attention
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.tensorrt_plans import PlanTensor
+from beamline.serving.errors import ConversionError
 
 CACHE_AXIS = "C"
 _NAMES = {"float": "float32", "double": "float64"}  # ONNX's names that are not numpy's

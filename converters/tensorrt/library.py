@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beamline.serving.errors import ConversionError
+from beamline.version import install_hint
 
 MODULES = ("tensorrt", "tensorrt_rtx")
 # It says this of every int64 tensor. We bind them as int64, so there is nothing to make sure of.
@@ -42,7 +43,7 @@ def find_library(wanted: str | None = None) -> Library:
             reasons.append(f"{name}: {error}")
     raise ConversionError(
         "plans are built by tensorrt-rtx (any machine) or tensorrt (on the GPU itself), and neither can be loaded "
-        f"({'; '.join(reasons)}): pip install '.[tensorrt-rtx]'"
+        f"({'; '.join(reasons)}): {install_hint('tensorrt-rtx')}"
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beamline.converters.tensorrt.graph import CACHE_AXIS, Graph
-from beamline.serving.errors import ConversionError
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.contract.tensorrt_plans import ShapeRange
+from beamline.serving.errors import ConversionError
 
 _FIRST_BUCKET, _GROWTH = 64, 4  # a plan holds all weights, so buckets are few
 _USUAL_LENGTH = 32

@@ -10,9 +10,9 @@ from beamline.converters.tensorrt.build import CURRENT, build, save
 from beamline.converters.tensorrt.graph import Graph, load
 from beamline.converters.tensorrt.library import Library
 from beamline.converters.tensorrt.profiles import Extent, chosen_buckets, extents
-from beamline.serving.errors import ConversionError, ModelError
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
+from beamline.serving.errors import ConversionError, ModelError
 
 CAPABILITIES = ("80", "86", "89", "120")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import grpc
 
-from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
 from beamline.serving.api.grpc.statuses import Status, status_of
-from beamline.serving.telemetry.logs import ACCESS
-from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
 from beamline.serving.security.access import Access, scope_of
 from beamline.serving.security.limits import ClientLimit
 from beamline.serving.security.tokens import Client
+from beamline.serving.telemetry.logs import ACCESS
+from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import Tracing
 
 log = logging.getLogger(ACCESS)

@@ -16,15 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.contract.backend import DEAD, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
 from beamline.serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, sizes_of
 from beamline.serving.backends.device_arena import DeviceArena
 from beamline.serving.backends.device_blocks import Block
 from beamline.serving.backends.device_once import OnceRunner, check_slots, named_sizes
 from beamline.serving.backends.padding import pad, score_feeds
-from beamline.serving.engine.request import Source
-from beamline.serving.errors import ComputeError, InvalidRequest
+from beamline.serving.contract.backend import (
+    DEAD,
+    Floats,
+    PromptChunk,
+    Scored,
+    Shape,
+    Source,
+    Start,
+    StepInputs,
+    StepOutputs,
+)
 from beamline.serving.contract.manifest import Manifest, StateKind
+from beamline.serving.errors import ComputeError, InvalidRequest
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam; room for longer lists is made when they come

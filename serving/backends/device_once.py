@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.contract.backend import Floats
 from beamline.serving.backends.device import Device, DeviceTensor, GraphRunner, TensorSpec, aligned, sizes_of
 from beamline.serving.backends.padding import pad
-from beamline.serving.errors import ModelError
+from beamline.serving.contract.backend import Floats
 from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.errors import ModelError
 
 Tensors = dict[str, DeviceTensor]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from beamline.serving.backends.probe import CudaDevice, Probe, installed, probe
-from beamline.serving.errors import BeamlineError, ModelError
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import usable_plans
+from beamline.serving.errors import BeamlineError, ModelError
 
 Kind = Literal["cpu", "cuda", "tensorrt"]
 WISHES = ("auto", "cpu", "cuda", "tensorrt")

@@ -6,13 +6,12 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamline.serving.contract.backend import Backend
 from beamline.serving.backends.device import Device, GraphRunner
-from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.backends.devices import Choice
-from beamline.serving.engine.pooled import PooledBackend
-from beamline.serving.errors import ModelError
+from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.contract.backend import Backend, PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
+from beamline.serving.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,17 @@ from typing import Literal
 
 import numpy as np
 
-from beamline.serving.contract.backend import REPORTED, Floats, PromptChunk, Scored, Shape, Start, StepInputs, StepOutputs
-from beamline.serving.engine.request import Source
+from beamline.serving.contract.backend import (
+    REPORTED,
+    Floats,
+    PromptChunk,
+    Scored,
+    Shape,
+    Source,
+    Start,
+    StepInputs,
+    StepOutputs,
+)
 from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,

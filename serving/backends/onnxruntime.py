@@ -17,6 +17,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from beamline.serving.backends.arena import Arena, sizes
+from beamline.serving.backends.in_place import refuse_copies
+from beamline.serving.backends.padding import pad, score_feeds
+from beamline.serving.backends.prompt_cache import Prefix, PromptRoom, by_parts, touch_a_part
+from beamline.serving.backends.session import Pass, open_session
+from beamline.serving.backends.shortlist import Shortlist
 from beamline.serving.contract.backend import (
     DEAD,
     REPORTED,
@@ -25,22 +30,17 @@ from beamline.serving.contract.backend import (
     PromptChunk,
     Scored,
     Shape,
+    Source,
     Start,
     StepInputs,
     StepOutputs,
 )
-from beamline.serving.rewrites.quantized import in_dialect
-from beamline.serving.backends.in_place import refuse_copies
-from beamline.serving.backends.padding import pad, score_feeds
-from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
-from beamline.serving.backends.prompt_cache import Prefix, PromptRoom, by_parts, touch_a_part
-from beamline.serving.backends.session import Pass, open_session
-from beamline.serving.backends.shortlist import Shortlist
-from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
-from beamline.serving.engine.request import Source
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import Manifest, StateKind, StateTensor
 from beamline.serving.contract.shortlist import load_lexicon
+from beamline.serving.errors import ModelError
+from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
+from beamline.serving.rewrites.quantized import in_dialect
+from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
 
 # The search's own tensors: they live in slots as the model's do.
 _CARRIED = (

@@ -9,8 +9,8 @@ from typing import Any
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.errors import ModelError
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.engine.request import Source
+from beamline.serving.contract.backend import Source
 
 
 def pad(sources: Sequence[Source], pad_id: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:

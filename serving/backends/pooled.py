@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from beamline.serving.contract.backend import Floats
 from beamline.serving.backends.padding import pad
 from beamline.serving.backends.session import open_session
+from beamline.serving.contract.backend import Floats
 from beamline.serving.contract.manifest import PooledManifest
 
 

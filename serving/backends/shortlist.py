@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.contract.backend import Ints
-from beamline.serving.rewrites.shortlist import MASK, POSITIONS, WORDS
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.shortlist import Lexicon
+from beamline.serving.rewrites.shortlist import MASK, POSITIONS, WORDS
 
 _NOWHERE = 0  # the place of all words that are not in the list; nobody may choose it
 _BLOCK = 64  # the list's length is a multiple of this, which matrix kernels like

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
-from beamline.serving.errors import ComputeError, ModelError
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
+from beamline.serving.errors import ComputeError, ModelError
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from beamline.serving.commands.client import FILE_BLOCK, FILE_WINDOW, CallFailed
 from beamline.serving.commands.connection import add_connection, credentials_of
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import BeamlineError
+from beamline.version import install_hint
 
 HELP = "measure translation quality (BLEU, chrF) against references"
 
@@ -78,7 +79,7 @@ def _metrics() -> tuple[Any, Any]:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ImportError:
-        raise BeamlineError("this needs sacrebleu: pip install 'beamline[eval]'") from None
+        raise BeamlineError(f"this needs sacrebleu: {install_hint('eval')}") from None
     return BLEU(), CHRF()
 
 

@@ -9,13 +9,13 @@ import os
 import signal
 from pathlib import Path
 
-from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.backends.devices import WISHES
+from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.errors import BeamlineError
-from beamline.serving.telemetry.logs import LEVELS, LogFormat, configure
+from beamline.serving.models.settings import MOST_SLOWDOWN
 from beamline.serving.security.tls import TlsFiles
 from beamline.serving.server import Server
-from beamline.serving.models.settings import MOST_SLOWDOWN
+from beamline.serving.telemetry.logs import LEVELS, LogFormat, configure
 
 HELP = "serve the models of a repository over gRPC"
 

@@ -8,17 +8,17 @@ are sampled, P rows of which the likeliest words are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.engine.request import Source
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+# What an encoder reads: token ids, or, of a model that reads no text, a matrix with a row for each position.
+Source = Sequence[int] | NDArray[np.float32]
 
 REPORTED = 20  # the likeliest words that a step graph reports per row: A, where the vocabulary has as many
 DEAD = np.float32(-1e9)  # the score of a beam that does not exist
@@ -152,3 +152,10 @@ class Backend(Protocol):
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
         """The same over several, without attention: the log-probabilities of what should follow each target token."""
+
+
+class PooledBackend(Protocol):
+    """A model that classifies or embeds: one graph, no slots."""
+
+    def run(self, sources: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
+        """Every output of the graph: [rows, ...]."""

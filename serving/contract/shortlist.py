@@ -19,8 +19,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import Manifest, Vocabulary
+from beamline.serving.errors import ModelError
 
 Flags = NDArray[np.bool_]
 _REMEDY = "make it anew with beamline shortlist"

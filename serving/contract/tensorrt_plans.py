@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import AnyManifest, File, Record
+from beamline.serving.errors import ModelError
 
 ENGINES = "engines"
 CARD_FORMAT = 1

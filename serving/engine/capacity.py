@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamline.serving.contract.backend import Backend, Shape
-from beamline.serving.engine.sequence import Job
 from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.sequence import Job
 
 _STEPS_AHEAD = 4  # a longer bucket has room for at least so many more steps
 _ROOMY = 0.75  # a cache fuller than this after compaction gets a longer bucket, not another compaction soon

@@ -16,9 +16,9 @@ import numpy as np
 
 from beamline.serving.contract.backend import Backend, PromptChunk
 from beamline.serving.engine.prefill import Fail, PromptCounts, Ready, Taken
-from beamline.serving.engine.sequence import Job
 from beamline.serving.engine.prefix_cache import Known, PrefixCache
 from beamline.serving.engine.scheduler import Scheduler
+from beamline.serving.engine.sequence import Job
 from beamline.serving.errors import ComputeError
 
 log = logging.getLogger(__name__)

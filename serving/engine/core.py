@@ -18,25 +18,25 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from beamline.serving.contract.backend import Backend, StepOutputs
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.callbacks import weakly
-from beamline.serving.engine.step_arrays import step_inputs, step_views
+from beamline.serving.engine.capacity import Room
+from beamline.serving.engine.chunked_prefill import Pace, PromptIntake
 from beamline.serving.engine.dropped import DROPPED
 from beamline.serving.engine.pipeline import Flights
-from beamline.serving.engine.queue import Inbox
-from beamline.serving.engine.prefill import EncoderIntake, Intake
-from beamline.serving.engine.sequence import Job
 from beamline.serving.engine.placement import Joining
 from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.prefill import EncoderIntake, Intake
 from beamline.serving.engine.prefix_cache import PrefixCache
-from beamline.serving.engine.chunked_prefill import Pace, PromptIntake
+from beamline.serving.engine.queue import Inbox
 from beamline.serving.engine.request import Hypothesis, Request, Result, Timings
-from beamline.serving.engine.capacity import Room
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring, ScoringRequest
-from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.engine.sequence import Job
+from beamline.serving.engine.step_arrays import step_inputs, step_views
 from beamline.serving.errors import ComputeError, InvalidRequest
-from beamline.serving.contract.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

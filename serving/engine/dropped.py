@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from beamline.serving.engine.scheduler import Reason
 from beamline.serving.contract.stats import Outcome
+from beamline.serving.engine.scheduler import Reason
 from beamline.serving.errors import Cancelled, DeadlinePassed, Overloaded
 
 DROPPED: dict[Reason, tuple[Callable[[], Exception], Outcome]] = {

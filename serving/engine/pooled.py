@@ -11,20 +11,19 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from beamline.serving.contract.backend import Floats
+from beamline.serving.contract.backend import Floats, PooledBackend
 from beamline.serving.contract.call import DEFAULT_PRIORITY
+from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.dropped import DROPPED
 from beamline.serving.engine.queue import Inbox
 from beamline.serving.engine.request import Timings
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.errors import ComputeError
-from beamline.serving.contract.manifest import PooledManifest
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +50,6 @@ class PooledRequest:
     queue_deadline: float | None = None  # by when it must run
     id: int = field(default_factory=lambda: next(_ids))
     submitted: float = 0.0
-
-
-class PooledBackend(Protocol):
-    def run(self, sources: Sequence[Sequence[int]]) -> Mapping[str, Floats]:
-        """Every output of the graph: [rows, ...]."""
 
 
 class PooledEngine:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from beamline.serving.contract.backend import Backend
-from beamline.serving.engine.sequence import Job, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
+from beamline.serving.engine.sequence import Job, groups_by_length
 from beamline.serving.errors import ComputeError
 
 log = logging.getLogger(__name__)

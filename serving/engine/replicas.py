@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.scoring import ScoringRequest
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Overloaded
 

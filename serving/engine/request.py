@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -11,12 +11,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.contract.backend import Source
 from beamline.serving.contract.call import DEFAULT_PRIORITY
 
 _ids = itertools.count(1)
-
-# What an encoder reads: token ids, or, of a model that reads no text, a matrix with a row for each position.
-Source = Sequence[int] | NDArray[np.float32]
 
 
 def next_id() -> int:

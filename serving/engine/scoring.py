@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from beamline.serving.contract.backend import Backend
 from beamline.serving.contract.call import DEFAULT_PRIORITY
+from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.dropped import DROPPED
 from beamline.serving.engine.queue import Inbox
 from beamline.serving.engine.request import next_id
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.errors import ComputeError, RequestError
 
 log = logging.getLogger(__name__)

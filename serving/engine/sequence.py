@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from beamline.serving.contract.backend import Start
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.request import Request, Result
+from beamline.serving.engine.search.beam_search import Search
 from beamline.serving.engine.search.logits_processors import Rules
 from beamline.serving.engine.search.sampler import Samples
-from beamline.serving.engine.search.beam_search import Search
-from beamline.serving.contract.stats import Finished, Outcome
-from beamline.serving.contract.manifest import Manifest
 
 _LONGER = 1.5  # a group's longest source is at most so many times its shortest, and a few tokens
 _A_FEW = 8

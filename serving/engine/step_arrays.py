@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from beamline.serving.contract.backend import StepInputs, StepOutputs
-from beamline.serving.engine.sequence import Job
 from beamline.serving.engine.request import Alternatives
+from beamline.serving.engine.search.beam_search import StepView
 from beamline.serving.engine.search.logits_processors import as_arrays
 from beamline.serving.engine.search.sampler import Samples
-from beamline.serving.engine.search.beam_search import StepView
+from beamline.serving.engine.sequence import Job
 
 
 def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:

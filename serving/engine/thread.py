@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.engine.fair_share import FairShare
 from beamline.serving.errors import ComputeError, ShuttingDown
-from beamline.serving.contract.manifest import AnyManifest
 
 log = logging.getLogger(__name__)
 

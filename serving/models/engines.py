@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from beamline.serving.backends.fake import FakeBackend, fake_manifest
-from beamline.serving.backends.factory import make_backend, make_pooled
-from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.backends.devices import ON_CPU, Choice
+from beamline.serving.backends.factory import make_backend, make_pooled
+from beamline.serving.backends.fake import FakeBackend, fake_manifest
+from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.contract.manifest import Manifest, PooledManifest
+from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.replicas import Fleet, Together
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.pooled import PooledEngine
+from beamline.serving.engine.replicas import Fleet, Together
 from beamline.serving.engine.request import DecodingOptions, Request
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.errors import ModelError, Overloaded
-from beamline.serving.contract.manifest import Manifest, PooledManifest
 
 _SMALL_WEIGHTS = 12 * 2**20  # measured: 8 MB in 8 bits gain from it, 15 MB in float don't
 _MOST_ENGINES = 4

@@ -9,28 +9,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from beamline.serving.engine.async_engine import ModelEngine
-from beamline.serving.config import ServeConfig
 from beamline.serving.backends.devices import choose, choose_for, look
-from beamline.serving.models.engines import EngineSettings, FakeSettings, cores, fake_engine, load_everywhere, load_pooled
-from beamline.serving.engine.replicas import DeviceThreads
+from beamline.serving.config import ServeConfig
+from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.async_engine import ModelEngine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.pooled import PooledEngine
-from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.replicas import DeviceThreads
 from beamline.serving.errors import ModelError
-from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
-from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.models.engines import (
+    EngineSettings,
+    FakeSettings,
+    cores,
+    fake_engine,
+    load_everywhere,
+    load_pooled,
+)
 from beamline.serving.models.registry import Model
 from beamline.serving.models.repository import ModelVersion, verify
 from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply, check
+from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
 from beamline.serving.text.host_time import HostWork, Told
-from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.model_card import Tokenizer, card_of
-from beamline.serving.text.translator import Translator
-from beamline.serving.text.tokenizer import TextTokenizer
+from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.token_bytes import ByteTokenizer
+from beamline.serving.text.tokenizer import TextTokenizer
+from beamline.serving.text.translator import Translator
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamline.serving.errors import ManifestError, ModelError
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, read_any_manifest
+from beamline.serving.errors import ManifestError, ModelError
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 

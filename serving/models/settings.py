@@ -26,8 +26,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from beamline.serving.contract.manifest import (
+    AnyManifest,
+    DecodingDefaults,
+    Manifest,
+    PooledManifest,
+    Precision,
+    StateKind,
+)
 from beamline.serving.errors import ModelError
-from beamline.serving.contract.manifest import AnyManifest, DecodingDefaults, Manifest, PooledManifest, Precision, StateKind
 
 SETTINGS_FILE = "serving.toml"
 MOST_SLOWDOWN = 1000.0

@@ -15,10 +15,10 @@ from functools import cached_property
 import onnx
 from onnx import TensorProto, helper
 
+from beamline.serving.contract.manifest import FIXED_SCALES, LARGEST_PAIR
 from beamline.serving.rewrites.graph_writer import CONTRIB, GraphWriter, StoredWeights
 from beamline.serving.rewrites.int4 import Int4Products
 from beamline.serving.rewrites.int8 import ANY_PAIR, WHOLE_BYTE, FixedScale, Int8Products, row_levels
-from beamline.serving.contract.manifest import FIXED_SCALES, LARGEST_PAIR
 
 _SPREADING = ("LayerNormalization", "RMSNormalization")  # one NaN in a row, and all of it is
 # Nor does a row become less wholly NaN when it is cut into pieces.

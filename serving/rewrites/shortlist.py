@@ -21,8 +21,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from beamline.serving.rewrites.graph_writer import keep_needed
 from beamline.serving.errors import ModelError
+from beamline.serving.rewrites.graph_writer import keep_needed
 
 WORDS, POSITIONS, MASK = "shortlist_words", "shortlist_positions", "shortlist_mask"
 _PREFIX = "shortlist_"

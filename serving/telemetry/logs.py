@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from beamline.serving.contract.call import current_call
 
-ACCESS = "beamline.serving.access"  # one line a call
+ACCESS = "beamline.access"  # one line a call
 
 
 class LogFormat(StrEnum):

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
-from beamline.serving.version import beamline_version
+from beamline.version import beamline_version
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

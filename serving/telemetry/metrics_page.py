@@ -8,8 +8,8 @@ from beamline.serving.telemetry.metrics import Declared, Metrics
 
 _HEAD = """# Metrics
 
-`/metrics` on the metrics port (8002). Written by `make docs` from `serving/telemetry/metrics.py`; a test checks that it is
-current.
+`/metrics` on the metrics port (8002). Written by `make docs` from `serving/telemetry/metrics.py`; a test checks that it
+is current.
 
 A *request* is one sequence in the engine: a text (decoded, scored or read), or a part of one that was split; a *call*
 is what a client sends. Where several versions of a model are served at once, the label `model` is `name/version`.

@@ -13,7 +13,7 @@ from typing import Any
 
 from beamline.serving.contract.call import Sequences
 from beamline.serving.errors import BeamlineError
-from beamline.serving.version import beamline_version
+from beamline.version import beamline_version, install_hint
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _MOST_SEQUENCES = 16  # of one call; a book's thousand sentences would only hide each other
@@ -81,7 +81,7 @@ def tracing_of(environment: Mapping[str, str] = os.environ) -> Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ImportError as error:
         raise BeamlineError(
-            f"{ENDPOINTS[0]} is set, but traces need {error.name}: pip install 'beamline[tracing]', or unset it"
+            f"{ENDPOINTS[0]} is set, but traces need {error.name}: {install_hint('tracing')}, or unset it"
         ) from error
     named = environment.get("OTEL_SERVICE_NAME")
     provider = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: "beamline"}))

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.async_engine import Job, ModelEngine
 from beamline.serving.config import TextLimits
+from beamline.serving.engine.async_engine import Job, ModelEngine
 from beamline.serving.engine.request import Result
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.engine.stream import Stream
+from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
 from beamline.serving.text.generation_options import GenerationOptions, generation_options

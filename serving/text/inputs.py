@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.async_engine import Job
 from beamline.serving.config import TextLimits
+from beamline.serving.engine.async_engine import Job
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import bounded_by_source, decoding_options
 from beamline.serving.text.splitting import Layout, split
-from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.contract.backend import Floats
-from beamline.serving.engine.async_engine import Resolve, answer_all
-from beamline.serving.contract.call import current_call
 from beamline.serving.config import TextLimits
+from beamline.serving.contract.backend import Floats
+from beamline.serving.contract.call import current_call
+from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.engine.async_engine import Resolve, answer_all
 from beamline.serving.engine.pooled import Pooled, PooledRequest
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.text.host_time import HostWork, Told, nobody
 from beamline.serving.text.model_card import Tokenizer
 

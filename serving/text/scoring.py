@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.async_engine import Pair, Scorer, score_all
 from beamline.serving.config import TextLimits
+from beamline.serving.engine.async_engine import Pair, Scorer, score_all
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.host_time import HostWork, Told, nobody
 from beamline.serving.text.model_card import ModelCard, Tokenizer

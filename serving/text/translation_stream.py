@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from beamline.serving.engine.async_engine import Job
 from beamline.serving.engine.request import Piece, Result
-from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.detokenizer import Detokenizer
+from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.model_card import Tokenizer
 
 

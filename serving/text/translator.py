@@ -8,8 +8,8 @@ from contextlib import aclosing
 from functools import partial
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.async_engine import ModelEngine, decode_all
 from beamline.serving.config import TextLimits
+from beamline.serving.engine.async_engine import ModelEngine, decode_all
 from beamline.serving.engine.request import Result
 from beamline.serving.engine.stream import Stream
 from beamline.serving.text.host_time import HostWork, Told, nobody

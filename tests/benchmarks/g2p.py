@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import DecodingOptions, Request, Result
-from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.g2p import Package, convert_g2p, english_words
 

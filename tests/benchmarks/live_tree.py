@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from beamline.serving.models.engines import EngineSettings, load_engine
-from beamline.serving.engine.request import DecodingOptions, Request, Result
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.benchmarks.report import print_table
 

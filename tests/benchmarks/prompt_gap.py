@@ -19,11 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
+from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine import chunked_prefill as prompts
-from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import DecodingOptions, Piece, Request
-from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.report import print_table
 
 _FIRST_STEPS = 10  # until all of them run

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from beamline.converters.calibration import _Seen
 from beamline.converters.command import _typical
 from beamline.converters.families.reference import ReferenceConverter
+from beamline.serving.contract.manifest import FIXED_SCALES
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.errors import ConversionError
-from beamline.serving.contract.manifest import FIXED_SCALES
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS
 from tests.support.engines import decode, make_engine, results

@@ -17,11 +17,11 @@ from beamline.converters.base import Loaded
 from beamline.converters.conversion import STEPS
 from beamline.converters.families.reference import ReferenceConverter
 from beamline.converters.recognise import converter_for
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.contract.tensorrt_plans import read_cards
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.errors import ConversionError, ParityFailure
-from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.models.repository import scan, verify
-from beamline.serving.contract.tensorrt_plans import read_cards
 from tests.support.checkpoints import (
     EOS,
     TorchShape,

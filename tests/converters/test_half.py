@@ -13,8 +13,8 @@ import pytest
 from beamline.converters import lowering_check
 from beamline.converters.lowering import lower
 from beamline.converters.passes.half import rounded, simulated, to_half
-from beamline.serving.errors import ParityFailure
 from beamline.serving.contract.manifest import Manifest, StateKind
+from beamline.serving.errors import ParityFailure
 from tests.support.compiled import compile_version
 from tests.support.marian_shape import MarianShape
 

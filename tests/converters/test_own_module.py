@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from beamline.converters.own.steps import OwnSteps
 from beamline.converters.recognise import OwnFiles, converter_for
-from examples.own_module.model import TARGET_WORDS, Digits
-from examples.own_module.train import tokenizers, train, write
 from beamline.serving.cli import main
+from beamline.serving.contract.manifest import StateKind, read_manifest
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
-from beamline.serving.contract.manifest import StateKind, read_manifest
 from beamline.serving.text.tokenizer import TextTokenizer
+from examples.own_module.model import TARGET_WORDS, Digits
+from examples.own_module.train import tokenizers, train, write
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import decode, make_engine, results, served_by
 from tests.support.plain_search import plain_search, teacher_forced

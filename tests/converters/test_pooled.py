@@ -19,8 +19,8 @@ from beamline.converters.modules.recurrent_pooled import PooledConfig, Recurrent
 from beamline.converters.pooled import PooledConverter
 from beamline.converters.recognise import OwnFiles, any_converter_for
 from beamline.serving.backends.pooled import OnnxRuntimePooled
-from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.contract.manifest import PooledManifest, read_any_manifest
+from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import PAD
 from tests.support.compiled import compile_version

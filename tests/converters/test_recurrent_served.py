@@ -19,12 +19,12 @@ from beamline.converters.modules.recurrent import RecurrentConfig
 from beamline.converters.recognise import converter_for
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos.beamline_pb2_grpc import InferenceStub
+from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
+from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Request
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import ComputeError
-from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_lowered, compile_version

@@ -14,12 +14,12 @@ import pytest
 from beamline.converters.shortlist import alignment
 from beamline.converters.shortlist.alignment import LexicalTable, Sentences, learn
 from beamline.serving.cli import main
-from beamline.serving.models.engines import EngineSettings, load_engine
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import Manifest, read_manifest
+from beamline.serving.contract.shortlist import load_lexicon
+from beamline.serving.errors import ModelError
+from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.models.repository import newest, scan, verify
 from beamline.serving.models.settings import ModelSettings, apply
-from beamline.serving.contract.shortlist import load_lexicon
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.serving.engine.test_engine import BEAM
 from tests.support.engines import decode, results

@@ -16,8 +16,8 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc
-from beamline.serving.errors import ModelError
 from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.errors import ModelError
 from beamline.serving.models.repository import scan, verify
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.processes import PATIENCE, ServerProcess, serving

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.contract.manifest import Manifest, read_manifest
+from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.engines import decode, make_engine, results
 from tests.support.text import english_lines

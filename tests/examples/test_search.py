@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from beamline.serving.engine.request import DecodingOptions
 from examples.translation.data import END, PAD, START, pad
 from examples.translation.models import build
 from examples.translation.search import beam_search, greedy
-from beamline.serving.engine.request import DecodingOptions
 from tests.support.plain_search import plain_search, teacher_forced
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from beamline.converters.recognise import converter_for
+from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.models.repository import verify
 from examples.translation import models
 from examples.translation.data import END, START, Corpus, Tokens, load_vocabulary
 from examples.translation.evaluate import main as evaluate
@@ -27,8 +29,6 @@ from examples.translation.settings import Settings
 from examples.translation.ship import main as ship
 from examples.translation.train import main
 from examples.translation.trainer import PAUSE, STATE
-from beamline.serving.contract.manifest import read_manifest
-from beamline.serving.models.repository import verify
 
 TINY: dict[str, Any] = {
     "source": "low",

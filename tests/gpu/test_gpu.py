@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.backends.device_backend import DeviceBackend
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import DecodingOptions

@@ -16,14 +16,14 @@ import grpc
 from beamline.protos import beamline_pb2_grpc
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
 from beamline.serving.engine.scoring import ScoringRequest
 from beamline.serving.errors import Cancelled, Overloaded, ShuttingDown
 from beamline.serving.models.loader import EngineMakers, Observe
-from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest
-from beamline.serving.server import Server
 from beamline.serving.models.settings import ModelSettings
+from beamline.serving.server import Server
 from beamline.serving.text.token_bytes import ByteTokenizer
 
 WAIT_SECONDS = 120  # only ever used up by a failure

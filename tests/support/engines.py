@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.contract.backend import Backend
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.contract.backend import Backend, Source
+from beamline.serving.contract.manifest import Manifest
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions, Request, Result, Source
-from beamline.serving.contract.manifest import Manifest
+from beamline.serving.engine.request import DecodingOptions, Request, Result
 from tests.support.emulator import emulated_backend, emulated_cuda_backend, write_emulated_plans
 
 Answer = Result | Exception

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
-from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
 from tests.support.engines import Answer, make_engine
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from beamline.serving.contract.call import REQUEST_ID, with_request_id
-from beamline.serving.errors import InvalidRequest, RequestError, Unimplemented
 from beamline.serving.api.grpc.statuses import Status, is_implemented
 from beamline.serving.api.guard import Guard, Outcome
+from beamline.serving.contract.call import REQUEST_ID, with_request_id
+from beamline.serving.errors import InvalidRequest, RequestError, Unimplemented
 from beamline.serving.security.tokens import Client
 
 Headers = Mapping[str, str]

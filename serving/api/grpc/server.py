@@ -9,18 +9,18 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from beamline.protos import beamline_pb2, beamline_pb2_grpc
-from beamline.serving.errors import BeamlineError
 from beamline.serving.api.grpc.health import INFERENCE, OPEN_INFERENCE, Health
 from beamline.serving.api.grpc.interceptors import GuardInterceptor
-from beamline.serving.api.open_inference import service as open_inference
-from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.api.grpc.servicer import InferenceServicer
 from beamline.serving.api.guard import Guard
+from beamline.serving.api.open_inference import service as open_inference
+from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.errors import BeamlineError
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
-from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.models.registry import Models
 from beamline.serving.security.tls import ServerTls
+from beamline.serving.telemetry.metrics import Metrics
 
 _STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
 

@@ -13,15 +13,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from beamline.serving.contract.call import with_request_id
-from beamline.serving.errors import RequestError
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.http.gateway import Gateway, no_such_address, refusal
 from beamline.serving.api.http.openapi import openapi
-from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.contract.call import with_request_id
 from beamline.serving.contract.manifest import PooledManifest
-from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.errors import RequestError
+from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.registry import Models
+from beamline.serving.telemetry.metrics import Metrics
 
 # A page may run its own script and ask its own server, and nothing else.
 _PAGE_HEADERS = {

@@ -29,11 +29,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.contract.call import REQUEST_ID, header_number, with_request_id
-from beamline.serving.errors import Unimplemented
 from beamline.serving.api.grpc.statuses import Status, is_implemented
 from beamline.serving.api.guard import Guard, Outcome
 from beamline.serving.api.http.bodies import parse
+from beamline.serving.contract.call import REQUEST_ID, header_number, with_request_id
+from beamline.serving.errors import Unimplemented
 
 TIMEOUT = "x-beamline-timeout-ms"
 _MOST_WRITTEN = 16  # messages that wait for a slow reader

@@ -7,9 +7,9 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from beamline.serving.contract.call import PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
 from beamline.serving.api.http.gateway import PATHS, SERVICE, TIMEOUT, Path
-from beamline.serving.version import beamline_version
+from beamline.serving.contract.call import PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
+from beamline.version import beamline_version
 
 _F = FieldDescriptor
 # As protobuf's JSON has them: 64-bit numbers are strings.

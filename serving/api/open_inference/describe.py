@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from google.protobuf import json_format
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.engine.pooled import PooledEngine
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.api.open_inference.infer import SCORE, TEXT, TOKEN_IDS
 from beamline.serving.api.open_inference.pooled import EMBEDDING, LABEL, PROBABILITY, outputs
+from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.engine.pooled import PooledEngine
+from beamline.serving.errors import InvalidRequest
 from beamline.serving.models.loader import ServedEngine, ServedModel
 from beamline.serving.models.manager import Listed, State
-from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.models.settings import Versions
 from beamline.serving.telemetry.statistics import Total
 

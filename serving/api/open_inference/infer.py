@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.api.open_inference.parameters import Options, Parameters, read_parameters
 from beamline.serving.api.open_inference.tensors import InputTensor, OutputWriter, read_inputs
+from beamline.serving.errors import InvalidRequest
 
 TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
 _PADDING = -1

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.api.open_inference.infer import Outputs, Question
 from beamline.serving.api.open_inference.parameters import PooledOptions
 from beamline.serving.api.open_inference.tensors import OutputWriter
 from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.pooled import PooledModel, Read
 
 LABEL, PROBABILITY, EMBEDDING = "label", "probability", "embedding"

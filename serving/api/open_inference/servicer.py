@@ -9,19 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.contract.call import current_call, enter
-from beamline.serving.errors import ModelNotFound, ModelUnavailable
-from beamline.serving.api.open_inference import describe
-from beamline.serving.api.open_inference import tasks
+from beamline.serving.api.grpc.statuses import status_of
+from beamline.serving.api.open_inference import describe, tasks
 from beamline.serving.api.open_inference.infer import Question
 from beamline.serving.api.open_inference.streaming import Reply, Stream
 from beamline.serving.api.open_inference.tasks import Piece
-from beamline.serving.api.grpc.statuses import status_of
+from beamline.serving.contract.call import current_call, enter
+from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
-from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.models.registry import Models
-from beamline.serving.version import beamline_version
+from beamline.serving.telemetry.metrics import Metrics
+from beamline.version import beamline_version
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 

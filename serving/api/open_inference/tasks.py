@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.api.open_inference import pooled
 from beamline.serving.api.open_inference.infer import SCORE, TOKEN_IDS, WRITTEN, Found, Question, answer, read_question
 from beamline.serving.api.open_inference.parameters import Options, PooledOptions
+from beamline.serving.errors import InvalidRequest
 from beamline.serving.models.registry import Model
 from beamline.serving.text.generator import Generator
 from beamline.serving.text.pooled import PooledModel

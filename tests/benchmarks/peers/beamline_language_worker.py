@@ -9,9 +9,9 @@ from typing import Any
 
 import onnxruntime
 
-from beamline.serving.models.engines import EngineSettings, load_engine
-from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
 from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
+from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.peers.beamline_worker import tokens_of
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
 

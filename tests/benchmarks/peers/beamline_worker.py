@@ -9,10 +9,10 @@ from typing import Any
 
 import onnxruntime
 
-from beamline.serving.models.engines import EngineSettings, load_engine
-from beamline.serving.engine.request import DecodingOptions, Request, Result
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
 
 

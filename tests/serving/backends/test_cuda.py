@@ -22,16 +22,16 @@ from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner
 from beamline.serving.backends.device_backend import DeviceBackend
 from beamline.serving.backends.device_once import DevicePooled
+from beamline.serving.backends.devices import Choice
 from beamline.serving.backends.factory import Made
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.probe import CudaDevice as Found
 from beamline.serving.backends.probe import probe
 from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
-from beamline.serving.backends.devices import Choice
-from beamline.serving.engine.pooled import PooledBackend
-from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES
+from beamline.serving.errors import ComputeError, ModelError
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
 from tests.support.cuda_runtime import EmulatedCuda

@@ -12,7 +12,6 @@ import onnxruntime as ort
 import pytest
 
 from beamline.converters.tensorrt import profiles
-from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.backends.device import DeviceTensor, GraphRunner
 from beamline.serving.backends.device_backend import DeviceBackend
 from beamline.serving.backends.device_once import DevicePooled
@@ -20,12 +19,13 @@ from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner, provider_options
 from beamline.serving.backends.pooled import OnnxRuntimePooled
 from beamline.serving.backends.tensorrt import TensorRtRunner
+from beamline.serving.contract.backend import Shape, Start, StepInputs
+from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.engine.scoring import ScoringRequest
 from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
-from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
 from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
 from tests.support.engines import decode, make_engine, results
 from tests.support.language_models import ConvertedLanguageModel

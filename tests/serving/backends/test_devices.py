@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from beamline.serving.backends.devices import Machine, choose, choose_for
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.backends.probe import CudaDevice, Probe
 from beamline.serving.commands.doctor import report
-from beamline.serving.backends.devices import Machine, choose, choose_for
-from beamline.serving.errors import BeamlineError, ModelError
 from beamline.serving.contract.tensorrt_plans import usable_plans
+from beamline.serving.errors import BeamlineError, ModelError
 
 GPU = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30)
 NO_DRIVER = Probe((), "there is no NVIDIA driver", "")

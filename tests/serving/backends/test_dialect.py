@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from beamline.converters.passes.int4 import BLOCK, quantised_in_blocks
 from beamline.converters.passes.int8 import LARGEST, quantised
-from beamline.serving.rewrites.quantized import in_dialect
-from beamline.serving.rewrites.int8 import ANY_PAIR, row_levels
 from beamline.serving.contract.manifest import LARGEST_PAIR
+from beamline.serving.rewrites.int8 import ANY_PAIR, row_levels
+from beamline.serving.rewrites.quantized import in_dialect
 
 Floats = NDArray[np.float32]
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from beamline.converters.passes.int8 import LARGEST, quantised
-from beamline.serving.rewrites.quantized import in_dialect
-from beamline.serving.rewrites.int8 import ANY_PAIR
 from beamline.serving.contract.manifest import FIXED_SCALES, LARGEST_PAIR
+from beamline.serving.rewrites.int8 import ANY_PAIR
+from beamline.serving.rewrites.quantized import in_dialect
 
 Floats = NDArray[np.float32]
 WIDTH, INNER, WORDS = 48, 64, 40

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beamline.serving.backends.arena import Arena
-from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.backends.in_place import refuse_copies
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
-from beamline.serving.errors import ModelError
+from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.contract.manifest import StateKind, StateTensor
+from beamline.serving.errors import ModelError
 from tests.support.marian_shape import PAD, MarianShape
 
 LARGEST = Shape(4, 8, 64, 32)

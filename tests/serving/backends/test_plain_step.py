@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.rewrites.plain_step import with_plain_branch
 from tests.support.few_bits import in_few_bits
 from tests.support.marian_shape import PAD, MarianShape

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from beamline.serving.cli import main
-from beamline.serving.commands import generate
-from beamline.serving.commands import score
+from beamline.serving.commands import generate, score
 from tests.serving.fake_lm import GatedEngine, serving
 
 COMMANDS: dict[str, Any] = {"generate": lambda: generate, "score": lambda: score}

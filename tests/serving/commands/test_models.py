@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from beamline.serving.cli import main
-from beamline.serving.commands import models
-from beamline.serving.commands import translate
+from beamline.serving.commands import models, translate
 from beamline.serving.config import ServeConfig
 from beamline.serving.server import Server
 from tests.serving.disk import write_version

@@ -12,8 +12,8 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.cli import main
-from beamline.serving.commands.client import Client
 from beamline.serving.commands import translate
+from beamline.serving.commands.client import Client
 from tests.serving.doubles import EngineDouble, running
 
 

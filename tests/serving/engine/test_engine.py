@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Result
 from beamline.serving.contract.stats import Outcome
+from beamline.serving.engine.request import DecodingOptions, FinishReason, Result
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
 from tests.support.engines import arenas, decode, make_engine, poison, results
 from tests.support.harness import Harness

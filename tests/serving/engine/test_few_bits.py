@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from beamline.serving.rewrites.int8 import row_levels
+from beamline.serving.contract.manifest import LARGEST_PAIR, StateKind
 from beamline.serving.engine.request import DecodingOptions, Result
 from beamline.serving.errors import ComputeError
-from beamline.serving.contract.manifest import LARGEST_PAIR, StateKind
+from beamline.serving.rewrites.int8 import row_levels
 from tests.serving.engine.test_engine import LONG, assert_same, crowd
 from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from beamline.serving.models.engines import EngineSettings, Observe, engines_for, load_everywhere
+from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.replicas import DeviceThreads, Fleet
 from beamline.serving.engine.request import DecodingOptions, Request, Result
-from beamline.serving.contract.stats import StepStats
 from beamline.serving.errors import Cancelled, ModelError, Overloaded
+from beamline.serving.models.engines import EngineSettings, Observe, engines_for, load_everywhere
 from tests.support.engines import Answer, make_engine, results, served_by
 from tests.support.marian_shape import MAX_LENGTH, MarianShape
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from beamline.serving.contract.backend import Floats
-from beamline.serving.engine.pooled import RUN_TOKENS, Pooled, PooledEngine, PooledRequest
-from beamline.serving.contract.stats import Outcome, StepStats
-from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 from beamline.serving.contract.manifest import File, PooledManifest, Weights
+from beamline.serving.contract.stats import Outcome, StepStats
+from beamline.serving.engine.pooled import RUN_TOKENS, Pooled, PooledEngine, PooledRequest
+from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 
 NOTHING = File(file="none", sha256="")
 POISON, BOMB = 666, 999

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from beamline.serving.contract.backend import PromptChunk, Shape
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
+from beamline.serving.contract.backend import PromptChunk, Shape
+from beamline.serving.engine.chunked_prefill import LARGEST_CHUNK, Pace
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.chunked_prefill import LARGEST_CHUNK, Pace
 from beamline.serving.engine.request import DecodingOptions, Piece, Request
 
 STEP = 0.030

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import DecodingOptions, Request
 from beamline.serving.engine.scoring import ScoringRequest
-from beamline.serving.contract.stats import Outcome
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 from tests.support.engines import make_engine
 from tests.support.harness import Harness

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.scoring import Scoring, ScoringRequest
-from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.errors import Overloaded
 
 

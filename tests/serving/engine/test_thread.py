@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 
-from beamline.serving.models.engines import FakeSettings, fake_engine
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import DecodingOptions, Request, Result
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import ShuttingDown
+from beamline.serving.models.engines import FakeSettings, fake_engine
 
 WAIT = 120  # seconds; only ever used up by a failure
 

@@ -20,8 +20,8 @@ from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
 from beamline.serving.models.manager import Listed, ModelManager, State
-from beamline.serving.server import Server
 from beamline.serving.models.watcher import Watcher
+from beamline.serving.server import Server
 from tests.serving.disk import write_version
 from tests.serving.doubles import EngineDouble, EngineDoubles, connected, running, started
 

@@ -8,8 +8,8 @@ from beamline.serving.config import TextLimits
 from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.models.registry import Models
 from beamline.serving.text.model_card import card_of
-from beamline.serving.text.translator import Translator
 from beamline.serving.text.token_bytes import ByteTokenizer
+from beamline.serving.text.translator import Translator
 from tests.serving.doubles import EngineDouble, small_manifest
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from beamline.serving.errors import ManifestError, ModelError
 from beamline.serving.contract.manifest import MANIFEST_FILE, read_manifest
+from beamline.serving.errors import ManifestError, ModelError
 from beamline.serving.models.repository import newest, scan, verify
 from tests.serving.disk import write_version
 

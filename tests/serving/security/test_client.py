@@ -12,8 +12,7 @@ import trustme
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.cli import Loader, main
-from beamline.serving.commands import models
-from beamline.serving.commands import translate
+from beamline.serving.commands import models, translate
 from beamline.serving.security.tls import TlsFiles
 from beamline.serving.security.tokens import Scope, new_token
 from beamline.serving.server import Server

@@ -3,8 +3,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from beamline.serving.telemetry import metrics_page
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.telemetry import metrics_page
 from beamline.serving.telemetry.metrics import Metrics
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from beamline.protos import beamline_pb2 as pb
+from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.request import DecodingOptions
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.contract.manifest import DecodingDefaults
-from beamline.serving.text.options import decoding_options
 from beamline.serving.text.model_card import card_of
+from beamline.serving.text.options import decoding_options
 from beamline.serving.text.token_bytes import EOS_ID, ByteTokenizer
 from tests.serving.doubles import small_manifest
 

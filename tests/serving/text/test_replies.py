@@ -6,8 +6,8 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.async_engine import Job
 from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Result, Timings
 from beamline.serving.text.inputs import PreparedInput
-from beamline.serving.text.splitting import Layout
 from beamline.serving.text.replies import ReplyBuilder, Wanted
+from beamline.serving.text.splitting import Layout
 from beamline.serving.text.token_bytes import ByteTokenizer
 from tests.serving.doubles import ids
 

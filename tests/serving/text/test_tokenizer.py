@@ -156,7 +156,9 @@ def test_many_threads() -> None:
 
 
 def test_the_server_needs_no_torch() -> None:
-    code = "import sys, beamline.serving.text.tokenizer; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = (
+        "import sys, beamline.serving.text.tokenizer; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
     root = Path(__file__).parents[2]
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

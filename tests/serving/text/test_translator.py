@@ -9,8 +9,8 @@ import pytest
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.text.model_card import card_of
-from beamline.serving.text.translator import Translator
 from beamline.serving.text.token_bytes import ByteTokenizer
+from beamline.serving.text.translator import Translator
 from tests.serving.doubles import EngineDouble
 
 

@@ -8,17 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
 
+import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos.beamline_pb2_grpc import InferenceStub
 from beamline.serving.cli import main
-from beamline.serving.commands import classify
-from beamline.serving.commands import embed
+from beamline.serving.commands import classify, embed
 from beamline.serving.config import ServeConfig
 from beamline.serving.server import Server
 from beamline.serving.text.tokenizer import TextTokenizer

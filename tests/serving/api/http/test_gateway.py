@@ -17,12 +17,12 @@ import pytest
 import trustme
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.config import ServeConfig
-from beamline.serving.engine.request import Request
-from beamline.serving.errors import InvalidRequest, Overloaded
 from beamline.serving.api.http.bodies import parse
 from beamline.serving.api.http.gateway import PATHS, SERVICE, Gateway
 from beamline.serving.api.http.openapi import openapi
+from beamline.serving.config import ServeConfig
+from beamline.serving.engine.request import Request
+from beamline.serving.errors import InvalidRequest, Overloaded
 from beamline.serving.models.loader import Observe
 from beamline.serving.security.tls import TlsFiles
 from beamline.serving.security.tokens import Scope, new_token

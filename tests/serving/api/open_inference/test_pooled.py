@@ -16,8 +16,8 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.protos.beamline_pb2_grpc import InferenceStub
 from beamline.serving.config import ServeConfig
 from beamline.serving.server import Server
-from tests.serving.doubles import connected, started
 from tests.serving.api.open_inference.triton_session import refusal, texts
+from tests.serving.doubles import connected, started
 from tests.support.pooled import LABELS
 
 TEXTS = ["The file was found.", "No", "A longer text about nothing in particular."]

@@ -11,9 +11,9 @@ from pathlib import Path
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
 from beamline.serving.server import Server
+from tests.serving.api.open_inference import triton_session
 from tests.serving.disk import write_version
 from tests.serving.doubles import EngineDoubles, connected, started
-from tests.serving.api.open_inference import triton_session
 
 FAKE = ServeConfig(fake=True, grpc_port=0, metrics_port=0)
 
