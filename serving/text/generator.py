@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.async_engine import Job, ModelEngine
-from beamline.serving.engine.request import Result
+from beamline.serving.engine.async_engine import AnyEngine
+from beamline.serving.engine.outputs import Piece, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
 from beamline.serving.text.generation_options import GenerationOptions, generation_options
-from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
@@ -35,19 +36,19 @@ class Generator:
     def __init__(
         self,
         card: ModelCard,
-        engine: ModelEngine,
+        engine: AnyEngine,
         tokenizer: Tokenizer,
         limits: TextLimits,
         workers: Executor,
-        told: Told = nobody,
+        observe: ObserveHostTime = ignore,
     ) -> None:
         self.card = card
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
         self._workers = workers
-        self._told = told
-        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, told)
+        self._observe = observe
+        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, observe)
         self._chat = (
             ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
         )
@@ -57,30 +58,29 @@ class Generator:
 
     async def stream(self, request: pb.GenerateRequest, deadline: float | None) -> AsyncGenerator[pb.GenerateReply]:
         """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             async for result in steps:
-                news = [reply for answer in answers if (reply := answer.news()) is not None]
+                replies = [reply for answer in answers if (reply := answer.new_reply()) is not None]
                 if result is not None:
-                    last = news[-1] if news else pb.GenerateReply()
-                    last.usage.CopyFrom(self._usage(prepared, answers, result))
-                    news = [*news[:-1], last]
-                for reply in news:
+                    replies = replies or [pb.GenerateReply()]
+                    replies[-1].usage.CopyFrom(self._usage(prepared, answers, result))
+                for reply in replies:
                     yield reply
-        self._told(work, 1)
+        self._observe(time, 1)
 
     async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
-        with work.writes():
+        with time.writes():
             response = pb.GenerateResponse(
                 model=self.card.name,
                 version=str(self.card.version),
@@ -88,7 +88,7 @@ class Generator:
                 usage=self._usage(prepared, answers, result),
                 timings=milliseconds([result.timings]),
             )
-        self._told(work, 1)
+        self._observe(time, 1)
         return response
 
     # -- the way in ------------------------------------------------------------------------------------------------
@@ -157,13 +157,13 @@ class Generator:
         return answers
 
     async def _decode(
-        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, work: HostWork
+        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, time: HostTime
     ) -> AsyncGenerator[Result | None]:
         """Fills the answers; yields when there is something new in them, at last with the result."""
         options = prepared.options.decoding
         stream = Stream(
             self._engine,
-            [Job(prepared.prompt, options)],
+            [Request(prepared.prompt, options)],
             deadline,
             max_in_flight=1,
             max_unread=self._limits.max_unread_tokens,
@@ -171,17 +171,17 @@ class Generator:
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
                 result = None
-                with work.writes():
-                    for _, news in batch:
-                        if isinstance(news, Result):
-                            result = news
-                            for answer, hypothesis in zip(answers, news.hypotheses, strict=False):
+                with time.writes():
+                    for _, output in batch:
+                        if isinstance(output, Result):
+                            result = output
+                            for answer, hypothesis in zip(answers, output.hypotheses, strict=False):
                                 answer.complete(hypothesis)
-                        elif news.index < len(answers):
-                            answer = answers[news.index]
-                            answer.take(news)
+                        elif isinstance(output, Piece) and output.index < len(answers):
+                            answer = answers[output.index]
+                            answer.take(output)
                             if answer.stopped:
-                                stream.enough(0, news.index)
+                                stream.stop(0, output.index)
                 yield result
 
     def _usage(self, prepared: _Prepared, answers: Sequence[Answer], result: Result) -> pb.Usage:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.async_engine import Job
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import bounded_by_source, decoding_options
@@ -20,7 +20,7 @@ from beamline.serving.text.splitting import Layout, split
 
 @dataclass(frozen=True, slots=True)
 class PreparedInput:
-    jobs: tuple[Job, ...]
+    requests: tuple[Request, ...]
     layout: Layout | None = None  # where the text was split: how the parts' translations are joined
 
 
@@ -49,15 +49,17 @@ class InputReader:
             self._bounded(self._read_input(f"inputs[{index}]", item, options, asked.split_sentences), asked)
             for index, item in enumerate(request.inputs)
         ]
-        self._check_count(sum(len(item.jobs) for item in prepared))
+        self._check_count(sum(len(item.requests) for item in prepared))
         return prepared
 
     def _bounded(self, prepared: PreparedInput, asked: pb.DecodingOptions) -> PreparedInput:
         defaults = self._card.defaults
         if not defaults.max_length_factor or asked.HasField("max_length"):
             return prepared
-        jobs = [replace(job, options=bounded_by_source(job.options, defaults, job.length)) for job in prepared.jobs]
-        return replace(prepared, jobs=tuple(jobs))
+        for request in prepared.requests:
+            if request.options is not None:
+                request.options = bounded_by_source(request.options, defaults, request.source_length)
+        return prepared
 
     def _check_language(self, field: str, asked: str, known: Sequence[str]) -> None:
         if not asked or asked in known:
@@ -87,7 +89,7 @@ class InputReader:
     def _read_input(self, where: str, item: pb.Input, options: DecodingOptions, split_sentences: bool) -> PreparedInput:
         kind = item.WhichOneof("kind")
         if self._card.feature_width:
-            return PreparedInput((Job((), options, self._features(where, item)),))
+            return PreparedInput((Request(options=options, features=self._features(where, item)),))
         if kind == "text":
             self._check_size(f"{where}.text", item.text)
             if not item.text.strip():
@@ -148,7 +150,7 @@ class InputReader:
             raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {limit}{hint}")
         if not ids:
             raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")
-        return PreparedInput((Job(tuple(ids), options),))
+        return PreparedInput((Request(tuple(ids), options),))
 
     def _read_parts(self, where: str, text: str, options: DecodingOptions) -> PreparedInput:
         layout, ids = split(text, self._source, self._card.limits.max_source_length)
@@ -156,11 +158,11 @@ class InputReader:
             self._check_joinable(where, len(ids), options)
         # The translation begins with the prefix, not each of its sentences.
         later = replace(options, prefix=())
-        jobs = [
-            self._whole(f"{where}.text, part {index + 1},", part_ids, later if index else options).jobs[0]
+        requests = [
+            self._whole(f"{where}.text, part {index + 1},", part_ids, later if index else options).requests[0]
             for index, part_ids in enumerate(ids)
         ]
-        return PreparedInput(tuple(jobs), layout)
+        return PreparedInput(tuple(requests), layout)
 
     def _check_joinable(self, where: str, parts: int, options: DecodingOptions) -> None:
         """What has no meaning for a text that is put together from the translations of its parts."""

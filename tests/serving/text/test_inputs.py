@@ -4,6 +4,7 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.inputs import InputReader, PreparedInput
 from beamline.serving.text.model_card import card_of
@@ -33,19 +34,24 @@ def numbers(*values: int) -> pb.Input:
     return pb.Input(token_ids=pb.TokenIds(ids=values))
 
 
+def max_length(request: Request) -> int:
+    assert request.options is not None
+    return request.options.max_length
+
+
 def splitting(**options: object) -> pb.DecodingOptions:
     return pb.DecodingOptions(split_sentences=True, **options)  # type: ignore[arg-type]
 
 
 def test_a_text_becomes_one_sequence() -> None:
     (prepared,) = read(text("Hi. You."))
-    assert [job.source for job in prepared.jobs] == [ids("Hi. You.")]
+    assert [request.source for request in prepared.requests] == [ids("Hi. You.")]
     assert prepared.layout is None
 
 
 def test_token_ids_are_taken_as_they_are() -> None:
     (prepared,) = read(numbers(5, 6, 258))
-    assert prepared.jobs[0].source == (5, 6, 258)
+    assert prepared.requests[0].source == (5, 6, 258)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +95,14 @@ def test_languages() -> None:
 
 def test_split_text_becomes_a_sequence_per_sentence_and_only_the_first_has_the_prefix() -> None:
     (prepared,) = read(text("One is here. Two."), options=splitting(target_prefix="x"))
-    assert [job.source for job in prepared.jobs] == [ids("One is here."), ids("Two.")]
-    assert [len(job.options.prefix) for job in prepared.jobs] == [1, 0]
+    assert [request.source for request in prepared.requests] == [ids("One is here."), ids("Two.")]
+    assert [len(request.prefix) for request in prepared.requests] == [1, 0]
     assert prepared.layout is not None
 
 
 def test_any_long_text_can_be_split() -> None:
     (prepared,) = read(text("word " * 100 + "x" * 300), options=splitting())
-    assert all(len(job.source) <= 64 for job in prepared.jobs)
+    assert all(len(request.source) <= 64 for request in prepared.requests)
 
 
 def test_a_text_of_too_many_parts_is_refused() -> None:
@@ -125,10 +131,10 @@ def test_a_default_bound_grows_with_the_source(options: dict[str, object], longe
     defaults: dict[str, object] = {"max_length_factor": 1.5, "max_length_extra": 3}
     texts = [text("ab"), text("abcdefg")]
     found = read(*texts, defaults=defaults, options=pb.DecodingOptions(**options))  # type: ignore[arg-type]
-    assert [item.jobs[0].options.max_length for item in found] == longest
+    assert [max_length(item.requests[0]) for item in found] == longest
 
 
 def test_the_bound_is_of_each_sentence_and_never_above_max_length() -> None:
     defaults: dict[str, object] = {"max_length_factor": 4.0}
     (prepared,) = read(text("Hi. It is a longer sentence."), defaults=defaults, options=splitting())
-    assert [job.options.max_length for job in prepared.jobs] == [4 * 4, 72]
+    assert [max_length(request) for request in prepared.requests] == [4 * 4, 72]

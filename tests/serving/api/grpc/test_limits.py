@@ -175,7 +175,7 @@ async def test_who_waits_longer_than_it_wants_to_is_refused() -> None:
         metrics = server.metrics.registry
         waiting = asyncio.ensure_future(refusal(impatient))
         patient = asyncio.ensure_future(stub.Translate(ONE))
-        while engine._inbox.waiting < 2:
+        while engine._queue.waiting < 2:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.002)  # its millisecond is over then
         gate.open()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beamline.serving.engine.priority_queue import AGING_SECONDS, Line
+from beamline.serving.engine.priority_queue import AGING_SECONDS, PriorityQueue
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def jobs_of(arrivals: list[tuple[float, int]]) -> list[Job]:
 @given(arrivals=ARRIVALS, data=st.data())
 @settings(max_examples=200)
 def test_the_order_is_that_of_the_plain_rule(arrivals: list[tuple[float, int]], data: st.DataObject) -> None:
-    line: Line[Job] = Line()
+    line: PriorityQueue[Job] = PriorityQueue()
     waiting: list[Job] = []
     for job in jobs_of(arrivals):
         line[job.id] = job
@@ -53,7 +53,7 @@ def test_the_order_is_that_of_the_plain_rule(arrivals: list[tuple[float, int]], 
 @given(arrivals=ARRIVALS)
 @settings(max_examples=100)
 def test_nobody_is_overtaken_by_one_who_came_much_later(arrivals: list[tuple[float, int]]) -> None:
-    line: Line[Job] = Line()
+    line: PriorityQueue[Job] = PriorityQueue()
     jobs = jobs_of(arrivals)
     for job in jobs:
         line[job.id] = job
@@ -67,7 +67,7 @@ def test_nobody_is_overtaken_by_one_who_came_much_later(arrivals: list[tuple[flo
 
 
 def test_one_who_comes_again_stands_once() -> None:
-    line: Line[Job] = Line()
+    line: PriorityQueue[Job] = PriorityQueue()
     line[1] = Job(1, 0.0, 3)
     line[1] = Job(1, 5.0, 0)
     assert list(line.values()) == [Job(1, 5.0, 0)]

@@ -30,7 +30,7 @@ def test_an_answer_does_not_depend_on_chunks_or_neighbours(
     numbers = []
     for source, options in crowd:
         numbers.append(together.submit(source, options))
-        together.engine.step()
+        together.step()
     together.finish()
     for number, expected in zip(numbers, alone, strict=True):
         assert same(together.result(number), expected)
@@ -40,12 +40,12 @@ def test_an_answer_does_not_depend_on_chunks_or_neighbours(
 def test_a_long_prompt_does_not_stop_the_others(harness: Harness) -> None:
     """Everybody who decodes gets a token at every step while a prompt of hundreds of tokens is taken in."""
     running = [harness.submit(prompt(5, seed), replace(ENDLESS, max_length=200, min_length=200)) for seed in range(3)]
-    harness.engine.step()
+    harness.step()
     late = harness.submit(prompt(300), GREEDY)
     before = len(harness.stats)
     told = Counter({number: len(harness.pieces[number]) for number in running})
     while not harness.pieces[late] and late not in harness.answers:
-        harness.engine.step()
+        harness.step()
     steps = len(harness.stats) - before
     assert steps >= 300 // prompts.LARGEST_CHUNK + 1
     assert all(stats.active >= 3 for stats in harness.stats[before:])
@@ -55,18 +55,18 @@ def test_a_long_prompt_does_not_stop_the_others(harness: Harness) -> None:
 
 def test_a_prompt_in_preparation_can_be_cancelled_and_be_late(harness: Harness) -> None:
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=100, min_length=100))
-    harness.engine.step()
+    harness.step()
     cancelled, late = harness.submit(prompt(300), GREEDY), harness.submit(prompt(310), GREEDY, deadline=5.0)
-    harness.engine.step()
+    harness.step()
     assert harness.stats[-1].active == 1
     harness.engine.cancel(cancelled)
     harness.now = 5.0
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[cancelled], Cancelled)
     assert isinstance(harness.answers[late], DeadlinePassed)
     harness.finish()
     harness.result(running)
-    assert harness.engine._scheduler.preparing == 0
+    assert harness.engine._scheduler.preparing == []
 
 
 def test_a_prompt_that_breaks_the_device_fails_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +146,14 @@ def test_a_long_prompt_is_placed_by_the_part_while_others_run(
     lengths = range(3, 40)
     waiting = [(prompt(3, seed), replace(ENDLESS, max_length=n, min_length=n)) for seed, n in enumerate(lengths)]
     asked = [harness.submit(*each) for each in waiting[:4]]
-    harness.engine.step()
+    harness.step()
     number = harness.submit(late, BEAM)
     held = set()
     while number not in harness.answers:
         if len(asked) - len(harness.answers) < 3 and len(asked) < len(waiting):
             asked.append(harness.submit(*waiting[len(asked)]))
-        harness.engine.step()
-        held.add(harness.engine._joining.rows)
+        harness.step()
+        held.add(harness.engine._placement.rows)
     assert len(held) > 1  # it was on the way during some steps
     assert same(harness.result(number), expected)
     harness.finish()
@@ -168,14 +168,14 @@ def test_a_prompt_that_is_cancelled_on_the_way_leaves_nothing(
     monkeypatch.setattr(prompt_room, "_PART", 1)
     harness = Harness(tiny_lm)
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=200, min_length=200))
-    harness.engine.step()
+    harness.step()
     cancelled = harness.submit(prompt(100), GREEDY)
-    while not harness.engine._joining.rows:
-        harness.engine.step()
+    while not harness.engine._placement.rows:
+        harness.step()
     harness.engine.cancel(cancelled)
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[cancelled], Cancelled)
-    assert (harness.engine._joining.rows, harness.engine._joining.jobs) == (0, [])
+    assert (harness.engine._placement.rows, harness.engine._placement.requests) == (0, [])
     assert same(harness.answer(prompt(60), BEAM), Harness(tiny_lm).answer(prompt(60), BEAM))
     harness.result(running)
 
@@ -194,7 +194,7 @@ def test_room_for_a_prompt_is_made_by_the_part_while_others_run(
     if known:
         harness.answer(late[:known], GREEDY)
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=400, min_length=400))
-    harness.engine.step()
+    harness.step()
     grow, parts = harness.backend.grow, list[bool]()
 
     def counted(memories: list[object], entries: int) -> bool:
@@ -204,7 +204,7 @@ def test_room_for_a_prompt_is_made_by_the_part_while_others_run(
     harness.backend.grow = counted  # type: ignore[method-assign,assignment]
     number, leaving = harness.submit(late, BEAM), harness.submit((7, *prompt(299)), BEAM)
     while parts.count(False) < 3:
-        harness.engine.step()
+        harness.step()
     harness.engine.cancel(leaving)
     harness.finish()
     assert same(harness.result(number), expected)
@@ -218,7 +218,7 @@ def test_prompts_that_came_together_go_apart_while_others_wait(tiny_lm: TinyMode
     expected = [Harness(tiny_lm).answer(source, GREEDY) for source in crowd]
     harness = Harness(tiny_lm)
     harness.submit(prompt(4), replace(ENDLESS, max_length=200, min_length=200))
-    harness.engine.step()
+    harness.step()
     sizes = Counter[tuple[int, ...]]()
     take_in = harness.backend.take_in
 
