@@ -24,6 +24,13 @@ from beamline.serving.telemetry.metrics import Metrics
 
 _STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
 
+# Calls that have arrived, but that the event loop has not taken yet, wait inside gRPC's own library. By default it
+# drops more and more of them beyond 1,000, all beyond 3,000, and those that it has kept for 30 seconds: as CANCELLED,
+# without a hint when to come back, and before any code of ours could count them. The queues that refuse are the
+# engines'; what waits here is only on its way there, and the limit is for memory's sake alone (13 KiB each).
+_MOST_ARRIVING = 100_000
+_ARRIVING_SECONDS = 24 * 3600  # a caller's own deadline is what ends its wait
+
 
 class GrpcServer:
     """Bound at construction, so that a port in use is known before any model is loaded; a client that
@@ -36,6 +43,9 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+                ("grpc.server.max_pending_requests", _MOST_ARRIVING),
+                ("grpc.server.max_pending_requests_hard_limit", _MOST_ARRIVING),
+                ("grpc.server_max_unrequested_time_in_server", _ARRIVING_SECONDS),
             ],
         )
         self._health = Health()
