@@ -7,8 +7,8 @@ unloaded still takes calls (each is told why, and a load brings it back), but no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 
 from beamline.serving.errors import ShuttingDown
@@ -24,11 +24,23 @@ class Lifecycle:
     """Belongs to the event loop: none of it may be called from another thread."""
 
     def __init__(self, serves_a_model: Callable[[], bool] = lambda: True) -> None:
-        self.phase = Phase.LOADING
+        self._phase = Phase.LOADING
         self._serves_a_model = serves_a_model
+        self._arriving: set[asyncio.Timeout] = set()
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.DRAINING:
+            for patience in self._arriving:
+                patience.reschedule(0)  # long ago: that is, now
 
     @property
     def ready(self) -> bool:
@@ -43,7 +55,7 @@ class Lifecycle:
     def call(self) -> Iterator[None]:
         """Around every call that needs an engine. A call that is inside when the drain begins is finished."""
         if self.phase is not Phase.READY:
-            raise ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
+            raise self._refusal()
         self._calls += 1
         self._idle.clear()
         try:
@@ -52,6 +64,25 @@ class Lifecycle:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """Around what comes before a call, such as reading its body, which may never end. A drain gives it up at once:
+        the call would be refused anyway."""
+        if self.phase is Phase.DRAINING:
+            raise self._refusal()
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._arriving.add(patience)
+                try:
+                    yield
+                finally:
+                    self._arriving.discard(patience)
+        except TimeoutError:
+            raise self._refusal() from None
+
+    def _refusal(self) -> ShuttingDown:
+        return ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
 
     async def idle(self) -> None:
         """Returns when no call is inside."""

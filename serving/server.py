@@ -44,6 +44,7 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._overdue = False  # a drain was cut short
 
     @property
     def grpc_address(self) -> str:
@@ -114,39 +115,50 @@ class Server:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
     async def drain(self) -> bool:
-        """Refuses new calls, finishes those that are inside. False where `drain_seconds` were not enough."""
+        """Refuses new calls, finishes those that are inside, and sends their answers. False where `drain_seconds` were
+        not enough; then `stop` cuts off what is left."""
+        self._overdue = not await self._drain()
+        return not self._overdue
+
+    async def _drain(self) -> bool:
         seconds = self.config.drain_seconds
         ends = None if seconds is None else time.monotonic() + seconds
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
-        if self._grpc is not None:
-            await self._grpc.refuse()
         try:
             async with asyncio.timeout(seconds):
+                if self._grpc is not None:
+                    await self._grpc.refuse()
                 await self.lifecycle.idle()
+                if self._driver is not None:
+                    # What callers gave up may still hold slots.
+                    remaining = None if ends is None else max(0.0, ends - time.monotonic())
+                    if not await asyncio.to_thread(self._driver.drain, remaining):
+                        return False
+                for http in self._http():
+                    await http.finish()
         except TimeoutError:
             return False
-        if self._driver is None:
-            return True
-        # What callers gave up may still hold slots.
-        remaining = None if ends is None else max(0.0, ends - time.monotonic())
-        return await asyncio.to_thread(self._driver.drain, remaining)
+        return True
 
     async def stop(self) -> None:
-        """At once: calls that are still inside are cancelled. After `drain` there are none."""
+        """At once: calls that are still inside are cancelled. After a whole `drain` there are none."""
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
         if self._grpc is not None:
-            await self._grpc.stop()
-        for http in (self._gateway, self._metrics_http):
-            if http is not None:
-                await http.stop()
+            await self._grpc.stop(at_once=self._overdue)
+        for http in self._http():
+            await http.stop()
         if self._driver is not None:
             await asyncio.to_thread(self._driver.stop)
         await asyncio.to_thread(self._tracing.close)
         if self.manager is not None:
             self.manager.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _http(self) -> list[HttpServer]:
+        """The operators' last: it says how the others are."""
+        return [http for http in (self._gateway, self._metrics_http) if http is not None]
 
     def _stop_watching(self) -> None:
         if self._watching is not None:

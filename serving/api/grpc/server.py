@@ -76,5 +76,5 @@ class GrpcServer:
         """Says to those who ask for its health that new calls should go elsewhere."""
         await self._health.end()
 
-    async def stop(self) -> None:
-        await self._server.stop(_STOP_GRACE_SECONDS)
+    async def stop(self, at_once: bool) -> None:
+        await self._server.stop(0 if at_once else _STOP_GRACE_SECONDS)

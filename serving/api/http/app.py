@@ -57,7 +57,7 @@ def build_gateway(servicer: Any, models: Models, lifecycle: Lifecycle, guard: Gu
 
     return Starlette(
         routes=[
-            *Gateway(servicer, guard, max_body_bytes).routes(),
+            *Gateway(servicer, lifecycle, guard, max_body_bytes).routes(),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             Route("/docs", _page("docs.html")),

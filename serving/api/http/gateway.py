@@ -14,17 +14,17 @@ import inspect
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -34,11 +34,13 @@ from beamline.serving.api.guard import Guard, Outcome
 from beamline.serving.api.http.bodies import parse
 from beamline.serving.contract.call import REQUEST_ID, header_number, with_request_id
 from beamline.serving.errors import Unimplemented
+from beamline.serving.lifecycle import Lifecycle
 
 TIMEOUT = "x-beamline-timeout-ms"
 _MOST_WRITTEN = 16  # messages that wait for a slow reader
 _MOST_PATH = 100  # letters of an address that an error repeats
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond
+Answer = TypeVar("Answer")
 SERVICE = pb.DESCRIPTOR.services_by_name["Inference"]
 
 _HTTP_CODES = {
@@ -97,8 +99,9 @@ class TooLarge(Exception):
 
 
 class Gateway:
-    def __init__(self, servicer: Any, guard: Guard, max_body_bytes: int) -> None:
+    def __init__(self, servicer: Any, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int) -> None:
         self._servicer = servicer
+        self._lifecycle = lifecycle
         self._guard = guard
         self._max_body_bytes = max_body_bytes
 
@@ -110,7 +113,7 @@ class Gateway:
             stream = path.stream is not None and "text/event-stream" in request.headers.get("accept", "")
             method = path.stream if stream and path.stream is not None else path.once
             call = _GatewayCall(self._guard, path, method, request)
-            message = await call.admit(self._max_body_bytes)
+            message = await call.admit(self._lifecycle, self._max_body_bytes)
             if isinstance(message, Response):
                 return message
             behaviour = getattr(self._servicer, method)
@@ -133,7 +136,7 @@ class _GatewayCall:
         self._outcome = Outcome()
         self._context = CallContext(None)
 
-    async def admit(self, max_body_bytes: int) -> Message | Response:
+    async def admit(self, lifecycle: Lifecycle, max_body_bytes: int) -> Message | Response:
         """Credentials and limits before the body is looked at; the message, or the refusal."""
         self._outcome = self._around.enter_context(self._guard.record(self._label, self._headers))
         try:
@@ -142,7 +145,8 @@ class _GatewayCall:
             milliseconds = header_number(self._headers, TIMEOUT, 1, 24 * 3600 * 1000)
             self._context = CallContext(None if milliseconds is None else time.monotonic() + milliseconds / 1000)
             self._around.enter_context(self._guard.admit(self._method, self._headers, self._outcome))
-            body = await _body(self._request, max_body_bytes)
+            async with lifecycle.arriving():
+                body = await _body(self._request, max_body_bytes)
             kind = GetMessageClass(self._path.request)
             return await asyncio.to_thread(parse, body, kind) if len(body) > _SMALL else parse(body, kind)
         except TooLarge:
@@ -152,24 +156,18 @@ class _GatewayCall:
         except Exception as error:
             return await self.fail(error)
         except BaseException:
-            await self._around.aclose()
+            await self._give_up()
             raise
 
     async def once(self, behaviour: Callable[[Any, Any], Any], message: Message) -> Response:
-        work = asyncio.ensure_future(behaviour(message, self._context))
-        gone = asyncio.ensure_future(_disconnected(self._request))
         try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self._outcome.code = grpc.StatusCode.CANCELLED
-                await self._around.aclose()
-                return Response(status_code=499)  # to nobody
-            response = JSONResponse(_plain(work.result()), headers={REQUEST_ID: self._headers[REQUEST_ID]})
+            answer = await self._awaited(behaviour(message, self._context))
+            response = JSONResponse(_plain(answer), headers={REQUEST_ID: self._headers[REQUEST_ID]})
         except Exception as error:
             return await self.fail(error)
-        finally:
-            for task in (work, gone):
-                task.cancel()
+        except BaseException:
+            await self._give_up()
+            raise
         await self._around.aclose()
         return response
 
@@ -177,11 +175,11 @@ class _GatewayCall:
         """The first message is waited for, so that a call that fails at once has its own HTTP status."""
         replies = _replies(behaviour, message, self._context)
         try:
-            first = await anext(replies, None)
+            first = await self._awaited(_first(replies))
         except Exception as error:
             return await self.fail(error)
         except BaseException:
-            await self._around.aclose()
+            await self._give_up()
             raise
         headers = {REQUEST_ID: self._headers[REQUEST_ID], "cache-control": "no-store"}
         return StreamingResponse(self._events(first, replies), media_type="text/event-stream", headers=headers)
@@ -202,7 +200,27 @@ class _GatewayCall:
                 self._outcome.code = status.code
                 yield _event(_error(status, self._headers), "error")
 
+    async def _awaited(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Only as long as somebody waits for it: raises `ClientDisconnect`."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_disconnected(self._request))
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientDisconnect
+            return task.result()
+        finally:
+            for each in (task, gone):
+                each.cancel()
+
+    async def _give_up(self) -> None:
+        self._outcome.code = grpc.StatusCode.CANCELLED
+        await self._around.aclose()
+
     async def fail(self, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            await self._give_up()
+            return Response(status_code=499)  # to nobody
         return await self._refuse(self._guard.status_of(error, self._label, self._headers))
 
     async def _refuse(self, status: Status, code: int | None = None) -> Response:
@@ -233,6 +251,10 @@ async def _replies(
     finally:
         work.cancel()
         await asyncio.wait([work])
+
+
+async def _first(replies: AsyncGenerator[Message]) -> Message | None:
+    return await anext(replies, None)
 
 
 def refusal(status: Status, headers: Mapping[str, str], code: int | None = None) -> Response:

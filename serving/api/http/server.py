@@ -13,6 +13,9 @@ from starlette.applications import Starlette
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
+_HEED_SECONDS = 1.0  # for requests to notice that their connection is closed, and then that they are cancelled
+_TURN_SECONDS = 0.1
+
 
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
@@ -26,6 +29,11 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    def disconnect(self) -> None:
+        """Everybody, with what was not sent yet."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class HttpServer:
@@ -59,8 +67,28 @@ class HttpServer:
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         await self._uvicorn.listening.wait()
 
-    async def stop(self) -> None:
+    async def finish(self) -> None:
+        """Takes no new connections, and returns when all answers are sent, however long their readers take."""
         if self._uvicorn is not None and self._task is not None:
             self._uvicorn.should_exit = True
-            await self._task
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """At once: connections are closed, whatever they are at, and their requests cancelled."""
+        if self._uvicorn is not None and self._task is not None:
+            await self._stop(self._uvicorn, self._task)
         self._socket.close()
+
+    async def _stop(self, uvicorn: _Uvicorn, serving: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        uvicorn.should_exit = uvicorn.force_exit = True
+        heed = loop.time() + _HEED_SECONDS
+        while True:  # until uvicorn's next turn, which ends it, somebody may still connect
+            uvicorn.disconnect()
+            _, busy = await asyncio.wait({serving, *uvicorn.server_state.tasks}, timeout=_TURN_SECONDS)
+            if not (busy or uvicorn.server_state.connections) or loop.time() >= heed:
+                break
+        for task in busy:
+            task.cancel()
+        if busy:
+            await asyncio.wait(busy, timeout=_HEED_SECONDS)
