@@ -18,6 +18,7 @@ from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
 from beamline.serving.text.generation_options import GenerationOptions, generation_options
 from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
@@ -46,6 +47,7 @@ class Generator:
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
+        self._inputs = InputReader(card.name, "continue", limits)
         self._workers = workers
         self._observe = observe
         self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, observe)
@@ -100,8 +102,7 @@ class Generator:
             prompt = [self.card.vocabulary.decoder_start_id]
         if not prompt:
             raise InvalidRequest("the prompt has no tokens, and this model has no token to begin with: give a text")
-        if max(prompt) >= size:
-            raise InvalidRequest(f"token_ids contains {max(prompt)}; this model's vocabulary has ids 0 to {size - 1}")
+        self._inputs.token_ids("token_ids", prompt, size, "vocabulary")
         if len(prompt) > limits.max_source_length:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
@@ -113,9 +114,9 @@ class Generator:
         if kind == "token_ids":
             return list(request.token_ids.ids)
         if kind == "chat":
-            return self._tokenizer.encode_prefix(self._checked(self._rendered(request.chat)))
+            return self._tokenizer.encode_prefix(self._inputs.check_size("the prompt", self._rendered(request.chat)))
         if kind == "text":
-            return self._tokenizer.encode(self._checked(request.text))
+            return self._tokenizer.encode(self._inputs.check_size("the prompt", request.text))
         raise InvalidRequest("the prompt is missing: give text, token_ids or chat")
 
     def _rendered(self, chat: pb.Chat) -> str:
@@ -129,12 +130,6 @@ class Generator:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         begin = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         return self._chat.render(messages, begin)
-
-    def _checked(self, text: str) -> str:
-        limit = self._limits.max_text_bytes
-        if len(text.encode("utf-8")) > limit:
-            raise InvalidRequest(f"the prompt is longer than {limit} bytes, the most that one text may have")
-        return text
 
     # -- the way out -----------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from beamline.serving.engine.outputs import Pooled
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import Tokenizer
 
 _LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
@@ -48,6 +49,7 @@ class PooledModel:
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
+        self._inputs = InputReader(card.name, "read", limits)
         self._workers = workers
 
     async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
@@ -151,36 +153,11 @@ class PooledModel:
         return answer
 
     def _sources(self, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
-        limits = self._limits
-        if not inputs:
-            raise InvalidRequest(f"inputs is empty; give 1 to {limits.max_inputs}")
-        if len(inputs) > limits.max_inputs:
-            raise InvalidRequest(f"the call has {len(inputs)} inputs; at most {limits.max_inputs} are allowed")
+        self._inputs.check_count(len(inputs))
         return [self._source(f"inputs[{index}]", item, truncate) for index, item in enumerate(inputs)]
 
     def _source(self, where: str, item: pb.Input, truncate: bool) -> tuple[int, ...]:
-        kind = item.WhichOneof("kind")
-        if kind == "text":
-            where = f"{where}.text"
-            if len(item.text.encode("utf-8")) > self._limits.max_text_bytes:
-                raise InvalidRequest(
-                    f"{where} is longer than {self._limits.max_text_bytes} bytes, the most that one text may have"
-                )
-            if not item.text.strip():
-                raise InvalidRequest(f"{where} is empty; there is nothing to read")
-            ids: Sequence[int] = self._tokenizer.encode(item.text)
-        elif kind == "token_ids":
-            where = f"{where}.token_ids"
-            ids = item.token_ids.ids
-            size = self.card.vocabulary_size
-            if ids and max(ids) >= size:
-                raise InvalidRequest(f"{where} contains {max(ids)}; this model's vocabulary has ids 0 to {size - 1}")
-        elif kind == "features":
-            raise InvalidRequest(f"{where} has features, but model {self.card.name} reads text: give text or token_ids")
-        else:
-            raise InvalidRequest(f"{where} is empty: give text or token_ids")
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens; there is nothing to read")
+        ids = self._inputs.read(where, item, self._tokenizer, self.card.vocabulary_size)
         limit = self.card.max_source_length
         if len(ids) > limit and not truncate:
             raise InvalidRequest(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
-from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.translation_inputs import PreparedInput
 
 FINISH_REASON = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,

@@ -11,6 +11,7 @@ from beamline.serving.engine.async_engine import AnyEngine, score_all
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a target, and what should follow each of its tokens
@@ -35,6 +36,7 @@ class TextScorer:
         self._source = source
         self._target = target
         self._limits = limits
+        self._inputs = InputReader(card.name, "score", limits)
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         if not 1 <= len(request.texts) <= _MAX_TEXTS:
@@ -99,22 +101,10 @@ class TextScorer:
         return ids if len(ids) == len(request.texts) else ids * len(request.texts)
 
     def _ids(self, where: str, item: pb.Input, tokenizer: Tokenizer, side: str) -> tuple[int, ...]:
-        kind = item.WhichOneof("kind")
-        if kind == "text":
-            if len(item.text.encode()) > self._limits.max_text_bytes:
-                raise InvalidRequest(f"{where} is longer than {self._limits.max_text_bytes} bytes")
-            ids = tokenizer.encode(item.text)
-        elif kind == "token_ids":
-            ids = list(item.token_ids.ids)
-        else:
-            raise InvalidRequest(f"{where} is empty: give text or token_ids")
         limits, vocabulary = self._card.limits, self._card.vocabulary
         size = vocabulary.source_size if side == "source" else vocabulary.target_size
         longest = limits.max_source_length if side == "source" else limits.max_target_length - 1
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens; there is nothing to score")
-        if max(ids) >= size:
-            raise InvalidRequest(f"{where} contains {max(ids)}; this model's {side} vocabulary has ids 0 to {size - 1}")
+        ids = self._inputs.read(where, item, tokenizer, size, f"{side} vocabulary")
         if len(ids) > longest:
             raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {longest}")
         return tuple(ids)

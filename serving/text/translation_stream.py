@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from beamline.serving.engine.outputs import Output, Piece, Result
 from beamline.serving.engine.request import Request
 from beamline.serving.text.detokenizer import Detokenizer
-from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.translation_inputs import PreparedInput
 
 
 class _Part:

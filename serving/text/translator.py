@@ -13,10 +13,10 @@ from beamline.serving.engine.async_engine import AnyEngine, decode_all
 from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.stream import Stream
 from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
-from beamline.serving.text.inputs import InputReader, PreparedInput
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
 from beamline.serving.text.workers import run_where_it_fits
 
@@ -34,7 +34,7 @@ class Translator:
     ) -> None:
         self.card = card
         self._engine = engine
-        self._reader = InputReader(card, source, target, limits)
+        self._reader = TranslationReader(card, source, target, limits)
         self._replies = ReplyBuilder(target)
         self._target = target
         self._scorer = TextScorer(card, engine, source, target, limits, observe)

@@ -209,7 +209,8 @@ def test_a_stream_that_outlasts_the_drain_is_cut_off() -> None:
 
 
 def test_what_hangs_does_not_keep_the_process() -> None:
-    code = "import threading; from beamline.serving.commands.serve import _exit_after; _exit_after(0.01); threading.Event().wait()"
+    code = "import threading; from beamline.serving.commands import serve; "
+    code += "serve._exit_after(0.01); threading.Event().wait()"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         stderr=subprocess.PIPE,

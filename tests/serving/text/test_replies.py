@@ -6,10 +6,10 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
 from beamline.serving.engine.request import Request
-from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.splitting import Layout
 from beamline.serving.text.token_bytes import ByteTokenizer
+from beamline.serving.text.translation_inputs import PreparedInput
 from tests.serving.doubles import ids
 
 EVERYTHING = Wanted(scores=True, tokens=True, alignment=True)

@@ -6,9 +6,9 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.inputs import InputReader, PreparedInput
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.token_bytes import ByteTokenizer
+from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from tests.serving.doubles import ids, small_manifest
 
 LIMITS = TextLimits(max_inputs=3, max_text_bytes=1000, max_sequences=256)
@@ -22,7 +22,7 @@ def read(
 ) -> list[PreparedInput]:
     manifest = small_manifest(source_languages=languages, target_languages=languages)
     card = card_of(manifest.model_copy(update={"defaults": manifest.defaults.model_copy(update=defaults)}))
-    reader = InputReader(card, ByteTokenizer(), ByteTokenizer(), LIMITS)
+    reader = TranslationReader(card, ByteTokenizer(), ByteTokenizer(), LIMITS)
     return reader.read(pb.TranslateRequest(inputs=inputs, **fields))  # type: ignore[arg-type]
 
 
