@@ -22,7 +22,7 @@ class _Record(BaseModel):
 
 
 class Interval(_Record):
-    """95 % confidence, by drawing blocks of time again (see loadtest/bootstrap.py)."""
+    """95 % confidence, by drawing blocks of time again (see judgement/bootstrap.py)."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class TimeBin(_Record):
 
 
 class BlockCounts(_Record):
-    """One block for the bootstrap. The buckets are those of loadtest/histogram.py."""
+    """One block for the bootstrap. The buckets are those of load/histogram.py."""
 
     seconds: float
     sent: int

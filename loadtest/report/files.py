@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from beamline.loadtest.errors import LoadTestError
-from beamline.loadtest.record import Records, write_csv
+from beamline.loadtest.load.records import Records, write_csv
 from beamline.loadtest.report.document import Report
 from beamline.loadtest.report.markdown import markdown
 from beamline.loadtest.report.page import page
