@@ -3,7 +3,7 @@
     python -m tests.benchmarks.peers.ctranslate2_server --model DIR --pieces spm.model --port 8011
 
 It answers the same `Translate` as beamline does, so that one load tester measures both. Requests that wait while a
-batch runs become the next batch, up to a size. It runs in CTranslate2's own environment, beside grpcio and sentencepiece.
+batch runs become the next batch, up to a size. It runs in the environment of CTranslate2, grpcio and sentencepiece.
 """
 
 from __future__ import annotations
