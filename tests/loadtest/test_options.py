@@ -85,7 +85,7 @@ def test_an_option_of_another_method_is_told_at_once() -> None:
     assert "there is no option 'num_hypotheses'" in found.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/loadtest.md", "docs/throughput.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/loadtest.md"])
 def test_what_the_documentation_says_can_be_typed(page: str) -> None:
     lines = [line.strip() for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("beamline loadtest ")]

@@ -50,7 +50,7 @@ def test_lines_come_once_before_they_come_again():
 
 
 def test_the_shipped_sentences_are_like_those_of_a_real_test_set():
-    """All different, with the mix of lengths of the test set that docs/throughput.md was measured with."""
+    """All different, with the mix of lengths of en-de's test set."""
     lines = read_lines(SENTENCES)
     assert len(set(lines)) == len(lines) >= 100
     words = np.array([len(line.split()) for line in lines])
