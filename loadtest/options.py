@@ -1,4 +1,4 @@
-"""The command line of `beamline loadtest`, and what it means in our own records."""
+"""The command line of `beamline loadtest`, and the connection, arrivals and workload that it describes."""
 
 from __future__ import annotations
 

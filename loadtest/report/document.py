@@ -113,7 +113,7 @@ class ClientHealth(_Record):
     send_lag_max: float | None
     loop_lag_p99: float | None
     busiest_worker: float  # share of a core
-    machine_busy: float | None  # share of all cores, whoever used them
+    machine_busy: float | None  # share of all cores, used by any process
     crowded: bool = False  # no core was free, and a good part of them was ours: a server beside us had to wait
 
 

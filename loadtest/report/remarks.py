@@ -1,4 +1,4 @@
-"""What has to be said beside a report's numbers: once for all stages that it is true of."""
+"""The remarks of a report (failures, early stops, caveats), each once for all stages that it is true of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result for the terminal."""
+"""The result as text for the terminal: one stage in detail, or a table of several."""
 
 from __future__ import annotations
 
