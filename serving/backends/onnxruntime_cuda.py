@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
-from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ModelError
 
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
@@ -85,9 +85,15 @@ class OnnxRuntimeCudaRunner:
         if graph not in self._sessions:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
-            without = _BREAKS_HALF if self._manifest.precision in ("float16", "bfloat16") else ()
-            self._sessions[graph] = open_session(self._folder / file.file, self._providers, self._place, without)
+            path, without = self._folder / file.file, _left_out(self._manifest)
+            self._sessions[graph] = open_session(path, self._providers, self._place, without)
         return self._sessions[graph]
+
+
+def _left_out(manifest: AnyManifest) -> tuple[str, ...]:
+    """Models that classify or embed are in float32 always."""
+    half = isinstance(manifest, Manifest) and manifest.precision in ("float16", "bfloat16")
+    return _BREAKS_HALF if half else ()
 
 
 def _run_options() -> ort.RunOptions:

@@ -101,7 +101,7 @@ def test_what_has_no_kernel_in_bfloat16_is_in_float32(
     half = ir.DataType.FLOAT16 if precision == "float16" else ir.DataType.BFLOAT16
     bool_out = op_type not in ("Clip", "Floor", "LeakyRelu", "Pad")
     x, y = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "y"))
-    values = {
+    values: dict[str, np.ndarray] = {
         "weights": np.ones((4, 4), np.float32),
         "limit": np.array(1.001, np.float32),
         "pads": np.array([0, 0, 0, 1], np.int64),

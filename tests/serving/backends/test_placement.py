@@ -13,7 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from beamline.serving.backends import onnxruntime_cuda
-from beamline.serving.backends.onnxruntime_cuda import open_session, preload
+from beamline.serving.backends.fake import fake_manifest
+from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner, open_session, preload
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, Placed, describe, misplaced, placement
 from beamline.serving.errors import ModelError
 
@@ -211,3 +212,27 @@ def test_the_libraries_of_cuda_are_loaded_once_and_only_for_it(
 def test_loading_them_is_harmless_where_there_are_none(capfd: pytest.CaptureFixture[str]) -> None:
     onnxruntime_cuda.preload()
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("precision", "left_out"),
+    [("float32", []), ("int8", []), *((half, ["MatmulTransposeFusion"]) for half in ("float16", "bfloat16"))],
+)
+def test_an_optimisation_that_breaks_half_precision_is_left_out(
+    precision: str, left_out: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = fake_manifest().model_copy(update={"precision": precision})
+    for _, file in manifest.graphs:
+        if file is not None:
+            onnx.save(model_of(node("Elu", "x", "y")), tmp_path / file.file)
+    asked: list[list[str]] = []
+
+    class Session(FakeSession):
+        def __init__(self, *arguments: Any, disabled_optimizers: list[str], **others: Any) -> None:
+            super().__init__(*arguments, **others)
+            asked.append(disabled_optimizers)
+
+    monkeypatch.setattr(ort, "InferenceSession", Session)
+    OnnxRuntimeCudaRunner(tmp_path, manifest, device=0, stream=0)
+    assert asked
+    assert all(each == left_out for each in asked)
