@@ -21,16 +21,14 @@ import numpy as np
 from beamline.serving.contract.backend import Backend, StepOutputs
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import Outcome, StepStats
-from beamline.serving.engine.admission import Admission
-from beamline.serving.engine.capacity import Capacity
+from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
 from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings
 from beamline.serving.engine.pipeline import StepPipeline
 from beamline.serving.engine.placement import Placement
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.prefill import EncoderPrefill, Prefill, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
-from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring
@@ -149,7 +147,8 @@ class Engine:
         active = len(self._scheduler.active)
         if active:
             self._decode()
-        self._scoring.advance(others_wait=active > 0)
+        if self._scoring.queue.busy:
+            self._scoring.advance(others_wait=active > 0)
         return self._report(began, active)
 
     def fail_everything(self, error: Exception) -> list[RequestOutput]:

@@ -14,10 +14,9 @@ import numpy as np
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.one_shot import OneShotExecutor
 from beamline.serving.engine.outputs import Answer, Pooled, Timings
-from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.errors import ComputeError
 

@@ -1,4 +1,4 @@
-"""The work queue of an engine: who waits, in which order, for how long, and who may join.
+"""The work queue of an engine: in which order requests wait, who may join, and for how long.
 
 One kind for all work: decoding, scoring and pooled models. Priorities, admission, deadlines and cancellation live here.
 It knows no tensors and no model; time is what it is given.
@@ -7,14 +7,137 @@ It knows no tensors and no model; time is what it is given.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.admission import Admission
-from beamline.serving.engine.priority_queue import PriorityQueue
 from beamline.serving.errors import BeamlineError, Cancelled, DeadlinePassed, Overloaded, ShuttingDown
+
+AGING_SECONDS = 2.0
+
+
+class Prioritized(Protocol):
+    @property
+    def id(self) -> Hashable: ...
+
+    @property
+    def submitted(self) -> float: ...
+
+    @property
+    def priority(self) -> int: ...  # 0 is most urgent
+
+
+P = TypeVar("P", bound=Prioritized)
+
+
+class PriorityQueue(MutableMapping[Hashable, P]):
+    """By id; iterates in the order in which they are to be served.
+
+    Urgency ages: every level of priority is worth `aging_seconds` of waiting. So the order is fixed at arrival (by when
+    a request came plus its level's handicap), and none is overtaken by one that came later than three such spans. It
+    knows no clock: a request says when it came.
+    """
+
+    def __init__(self, aging_seconds: float = AGING_SECONDS) -> None:
+        self._aging = aging_seconds
+        self._by_id: dict[Hashable, tuple[float, int, P]] = {}
+        self._order: list[tuple[float, int, Hashable]] = []
+        self._arrivals = 0
+
+    def __setitem__(self, key: Hashable, request: P) -> None:
+        if key in self._by_id:
+            del self[key]
+        rank = request.submitted + self._aging * request.priority
+        self._arrivals += 1
+        self._by_id[key] = (rank, self._arrivals, request)
+        insort(self._order, (rank, self._arrivals, key))
+
+    def __getitem__(self, key: Hashable) -> P:
+        return self._by_id[key][2]
+
+    def __delitem__(self, key: Hashable) -> None:
+        rank, arrival, _ = self._by_id.pop(key)
+        del self._order[bisect_left(self._order, (rank, arrival))]  # arrivals are unique
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return (key for _, _, key in self._order)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def popitem(self, last: bool = False) -> tuple[Hashable, P]:
+        key = self._order[-1 if last else 0][2]
+        request = self[key]
+        del self[key]
+        return key, request
+
+
+_WEIGHT = 0.1  # of the newest observation: the last ten or twenty requests count
+_UNKNOWN = 1.0  # what to wait before trying again, where nothing was measured yet; seconds
+_SHORTEST, _LONGEST = 0.05, 60.0
+
+
+class Admission:
+    """Who may join. Plain counting, and not safe for threads: the queue's lock is around it.
+
+    An early refusal is cheap for everybody; a request that waits in vain costs its caller the wait and others their
+    place. So the queue has an end, and a request whose deadline would pass while it waits is not let in.
+    """
+
+    def __init__(self, model: str, slots: int, max_queue: int, early_refusal: bool = True) -> None:
+        self._model = model
+        self._slots = slots
+        self._max_queue = max_queue
+        self._early_refusal = early_refusal
+        self._waiting: Counter[int] = Counter()  # by priority
+        self._service: float | None = None  # seconds that a request keeps its slot, smoothed
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting.total()
+
+    def enter(self, priority: int, seconds_left: float | None, active: int) -> None:
+        """Raises `Overloaded`. `seconds_left` until the deadline, if there is one; `active` are the slots in use."""
+        if self.waiting >= self._max_queue:
+            raise Overloaded(
+                f"the queue of {self._model} is full ({self._max_queue} waiting); try again later",
+                self._retry_after(),
+            )
+        needed = self._needed(priority, active)
+        if self._early_refusal and seconds_left is not None and needed is not None and needed > seconds_left:
+            raise Overloaded(
+                f"the deadline is in {seconds_left:.2f} s, but {self._model} would need about {needed:.2f} s, "
+                "most of it waiting; try again later, or allow more time",
+                self._retry_after(),
+            )
+        self._waiting[priority] += 1
+
+    def leave(self, priority: int) -> None:
+        self._waiting[priority] -= 1
+
+    def served(self, seconds: float) -> None:
+        """A request was answered, so long after it got its slot."""
+        self._service = seconds if self._service is None else self._service + _WEIGHT * (seconds - self._service)
+
+    def _needed(self, priority: int, active: int) -> float | None:
+        """Until a newcomer is answered. None where it would not wait, or nothing was measured yet: an estimate from
+        other requests is no reason to refuse one that gets a slot at once."""
+        if self._service is None or self.waiting + active < self._slots:
+            return None
+        ahead = sum(count for other, count in self._waiting.items() if other <= priority)
+        return self._service * ((ahead + 1) / self._slots + 1)
+
+    def _retry_after(self) -> float:
+        """When half of the queue will be gone."""
+        if self._service is None:
+            return _UNKNOWN
+        return min(_LONGEST, max(_SHORTEST, self._service * self.waiting / self._slots / 2))
 
 
 class Queueable(Protocol):

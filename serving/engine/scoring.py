@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from beamline.serving.contract.backend import Backend
-from beamline.serving.engine.admission import Admission
 from beamline.serving.engine.one_shot import OneShotExecutor
 from beamline.serving.engine.outputs import Scores
-from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request
 
 MOST_TOKENS = 1024  # of one run, padding included
@@ -40,8 +39,6 @@ class Scoring:
 
     def advance(self, others_wait: bool) -> None:
         """Scores some: while others decode, one text; else as many as make one run."""
-        if not self.queue.busy:
-            return
         began = self._clock()
         self._executor.sweep(began)
         scored = self._executor.advance(1 if others_wait else None)

@@ -15,9 +15,9 @@ from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.contract.manifest import Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.replicas import CombinedStats, Replicas
 from beamline.serving.engine.request import Request, RequestOutput

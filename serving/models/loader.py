@@ -14,7 +14,7 @@ from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.async_engine import AnyEngine
-from beamline.serving.engine.plan import Plan
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.replicas import DeviceThreads
 from beamline.serving.errors import ModelError
@@ -32,7 +32,7 @@ from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
-from beamline.serving.text.host_time import HostTime, ObserveHostTime
+from beamline.serving.text.host_work import HostTime, ObserveHostTime
 from beamline.serving.text.model_card import Tokenizer, card_of
 from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.token_bytes import ByteTokenizer

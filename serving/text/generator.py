@@ -16,13 +16,12 @@ from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
-from beamline.serving.text.generation_options import GenerationOptions, generation_options
-from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
+from beamline.serving.text.options import GenerationOptions, generation_options
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
-from beamline.serving.text.workers import run_where_it_fits
 
 _MAX_MESSAGES = 1024
 
@@ -62,7 +61,7 @@ class Generator:
         """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
         async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             async for result in steps:
@@ -77,7 +76,7 @@ class Generator:
     async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
+            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
         async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             result = [step async for step in steps][-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
@@ -17,11 +16,10 @@ from beamline.serving.engine.async_engine import AnyEngine, read_all
 from beamline.serving.engine.outputs import Pooled
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import Tokenizer
 
-_LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
 _POOLINGS = {
     pb.POOLING_LAST: "last",
     pb.POOLING_MEAN: "mean",
@@ -138,15 +136,11 @@ class PooledModel:
     ) -> Answer:
         """What `write` makes of what the model found. `size` is the request's, in bytes."""
 
-        def prepare() -> list[tuple[int, ...]]:
-            return self._sources(inputs, truncate)
-
-        time, large = HostTime(), size > _LARGE
+        time = HostTime()
         with time.reads():
-            sources = await asyncio.get_running_loop().run_in_executor(self._workers, prepare) if large else prepare()
-        found = await read_all(
-            self._engine, [Request(source) for source in sources], deadline, self._limits.max_in_flight
-        )
+            sources = await run_where_it_fits(self._workers, size, lambda: self._sources(inputs, truncate))
+        requests = [Request(source) for source in sources]
+        found = await read_all(self._engine, requests, deadline, self._limits.max_in_flight)
         with time.writes():
             answer = write([(len(source), pooled) for source, pooled in zip(sources, found, strict=True)])
         self._observe(time, len(sources))

@@ -10,7 +10,7 @@ from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine, score_all
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 

@@ -12,13 +12,12 @@ from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine, decode_all
 from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.stream import Stream
-from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
 from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
-from beamline.serving.text.workers import run_where_it_fits
 
 
 class Translator:
@@ -46,12 +45,12 @@ class Translator:
         """`deadline` is on `time.monotonic()`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
+            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._reader.read(request))
         requests = [each for item in prepared for each in item.requests]
         results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight)
         with time.writes():
             write = partial(self._response, request, prepared, results)
-            response = await run_where_it_fits(self._workers, request, write)
+            response = await run_where_it_fits(self._workers, request.ByteSize(), write)
         self._observe(time, len(requests))
         return response
 
@@ -59,7 +58,7 @@ class Translator:
         """The pieces of every input's translation, as they come. Leave it through `contextlib.aclosing`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
+            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._reader.read(request))
         growing = [GrowingTranslation(item, self._target) for item in prepared]
         places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.requests))]
         requests = [each for item in prepared for each in item.requests]

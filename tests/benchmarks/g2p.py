@@ -12,10 +12,10 @@ from pathlib import Path
 
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.contract.manifest import read_manifest
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import Request
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.engines import step

@@ -17,8 +17,8 @@ from beamline.protos import beamline_pb2_grpc
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.config import ServeConfig, TextLimits
 from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Scores, Timings
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import Request, RequestOutput, deliver
 from beamline.serving.errors import Cancelled, Overloaded, ShuttingDown
 from beamline.serving.models.loader import EngineMakers, Observe

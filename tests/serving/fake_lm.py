@@ -11,8 +11,8 @@ from typing import Literal
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.config import ServeConfig, TextLimits
 from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.models.loader import EngineMakers, Observe

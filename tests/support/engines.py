@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.contract.backend import Backend, Source
 from beamline.serving.contract.manifest import Manifest
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.request import Request, deliver
 from tests.support.emulator import emulated_backend, emulated_cuda_backend, write_emulated_plans

@@ -14,8 +14,8 @@ from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.backends.shortlist import Shortlist
 from beamline.serving.contract.manifest import File
 from beamline.serving.contract.shortlist import Lexicon
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.plan import Plan
 from tests.support.marian_shape import EOS, VOCABULARY, MarianShape
 
 Translations = Mapping[int, Sequence[int]]

@@ -21,10 +21,10 @@ from beamline.serving.backends.pooled import OnnxRuntimePooled
 from beamline.serving.backends.tensorrt import TensorRtRunner
 from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Scores
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
 from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans

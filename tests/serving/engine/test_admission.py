@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.queue import Admission
 from beamline.serving.errors import Overloaded
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beamline.serving.engine.fair_share import FairShare
+from beamline.serving.engine.thread import FairShare
 
 
 class Model:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beamline.serving.engine.priority_queue import AGING_SECONDS, PriorityQueue
+from beamline.serving.engine.queue import AGING_SECONDS, PriorityQueue
 
 
 @dataclass(frozen=True)

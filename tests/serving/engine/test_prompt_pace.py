@@ -10,11 +10,11 @@ import pytest
 
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.contract.backend import PromptChunk, Shape
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.chunked_prefill import LARGEST_CHUNK, Pace
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Piece
-from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.request import Request
 from tests.support.engines import step
 

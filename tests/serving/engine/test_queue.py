@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.admission import Admission
-from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.errors import Cancelled, DeadlinePassed, Overloaded, ShuttingDown
 
 

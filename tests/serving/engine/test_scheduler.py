@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.admission import Admission
-from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.scheduler import Scheduler
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from beamline.serving.contract.stats import Finished, Outcome
-from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.queue import Admission
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scoring import Scoring
 from beamline.serving.errors import Overloaded

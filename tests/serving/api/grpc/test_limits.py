@@ -17,8 +17,8 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.plan import Plan
 from beamline.serving.models.loader import Observe, real_makers
 from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, connected, eventually, running, started
