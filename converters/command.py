@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from beamline.converters.checkpoints.text_lines import read_lines
 from beamline.converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
-from beamline.converters.text_file import read_lines
 from beamline.serving.contract.manifest import PRECISIONS
 from beamline.serving.errors import ConversionError
 
@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from beamline.converters.checkpoints.source import OwnFiles
     from beamline.converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
-    from beamline.converters.recognise import OwnFiles, any_converter_for
+    from beamline.converters.families import any_converter_for
 
     typical = [] if arguments.calibrate is None else _typical(arguments.calibrate)
     if arguments.target == "tensorrt":

@@ -1,25 +1,23 @@
-"""load -> check -> export -> verify -> save: the same for every family and for every kind of model.
+"""load -> check -> export -> verify -> save: the same five beats for every family and for every task.
 
-A version appears in the repository complete or not at all: everything is written into a staging folder, whose manifest
-comes last, and the folder is then renamed.
+A version appears in the repository complete or not at all (`version/folder.py`).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import re
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
-from beamline.converters.certificate import ParityCertificate
-from beamline.converters.weights import sha256_of
+from beamline.converters.certificate.parity import ParityCertificate
+from beamline.converters.checkpoints.source import Source
+from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
+from beamline.converters.version.folder import free_version, staging, write_text
+from beamline.converters.version.weights import sha256_of
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, File, Precision
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.text.tokenizer import TextTokenizer
@@ -27,30 +25,12 @@ from beamline.serving.text.tokenizer import TextTokenizer
 PARITY_FILE = "parity.json"
 # A language model has no encoder, but may have a graph that takes in prompts: "export prefill".
 STEPS = ("load", "check", "export encoder", "export step", "export score", "verify", "save")
-_STAGING = ".staging-"
-_VERSION = re.compile(r"[1-9][0-9]*")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "gguf", "sentencepiece")
 
 LoadedType = TypeVar("LoadedType")
 ToleranceType = TypeVar("ToleranceType")
 ManifestType = TypeVar("ManifestType", bound=AnyManifest)
 CertificateType = TypeVar("CertificateType", bound=ParityCertificate)
-
-
-class TextSide(ABC):
-    """One side's tokenizer: how to write it for the server, and what the original does, for comparison."""
-
-    @abstractmethod
-    def save(self, path: Path) -> None: ...
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """By the original tokenizer."""
-
-    @abstractmethod
-    def decode(self, ids: list[int]) -> str:
-        """By the original tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +46,20 @@ class Draft:
 
 
 class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, CertificateType]):
-    family: str
+    family: str  # as the manifest names it
+    model_types: ClassVar[tuple[str, ...]] = ()
+    description: ClassVar[str]
 
     def __init__(self, source: Path) -> None:
         self.source = source
+
+    @classmethod
+    def recognises(cls, source: Source) -> bool:
+        return source.model_type in cls.model_types
+
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        return cls(source.path)
 
     @abstractmethod
     def load(self) -> LoadedType:
@@ -98,17 +88,17 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         advance("load")
         loaded = self.load()
         advance("check")
-        version = _free_version(name, repository, version)
-        with _staging(repository / name, version) as folder:
+        version = free_version(name, repository, version)
+        with staging(repository / name, version) as folder:
             draft = Draft(name, version, folder, precision, advance, typical)
             manifest, certificate = self.make(loaded, draft, tolerance)
             advance("save")
-            _write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
-            _write_text(folder / MANIFEST_FILE, manifest.to_json())
+            write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")
+            write_text(folder / MANIFEST_FILE, manifest.to_json())
         return manifest, certificate
 
-    def save_tokenizer(self, side: TextSide, path: Path, vocabulary_size: int) -> File:
-        side.save(path)
+    def save_tokenizer(self, tokenizer: OriginalTokenizer, path: Path, vocabulary_size: int) -> File:
+        tokenizer.save(path)
         words = TextTokenizer.load(path).vocab_size
         if words > vocabulary_size:
             reason = f"its tokenizer has {words} words, but its embedding only {vocabulary_size}"
@@ -124,64 +114,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _free_version(name: str, repository: Path, wanted: int | None) -> int:
-    if not _NAME.fullmatch(name):
-        raise ConversionError(
-            f"{name!r} can't be a model's name: up to 100 letters, digits, '.', '_', '-'; a letter or digit first"
-        )
-    folder = repository / name
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    taken = {int(each) for each in names if _VERSION.fullmatch(each)}
-    if wanted is None:
-        return max(taken, default=0) + 1
-    if wanted < 1:
-        raise ConversionError(f"a version is a whole number from 1 on, not {wanted}")
-    if wanted in taken:
-        raise ConversionError(
-            f"{folder / str(wanted)} already exists; choose another --version, or none for the next one"
-        )
-    return wanted
-
-
-@contextmanager
-def _staging(model: Path, version: int) -> Iterator[Path]:
-    """A folder that becomes the version if all goes well, and is removed if it doesn't. A killed conversion leaves one
-    that no server looks at; the next conversion of this model sweeps it away."""
-    model_existed = model.is_dir()
-    model.mkdir(parents=True, exist_ok=True)
-    folder = model / f"{_STAGING}{os.getpid()}"
-    for stale in model.glob(f"{_STAGING}*"):
-        # One with our own number was left by another process: in a container, each conversion may get the same.
-        if stale == folder or not _running(stale.name.removeprefix(_STAGING)):
-            shutil.rmtree(stale, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-        try:
-            folder.rename(model / str(version))
-        except OSError as error:  # somebody else made this version meanwhile
-            raise ConversionError(f"{model / str(version)} can't be made: {error.strerror}") from error
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not model_existed and not any(model.iterdir()):
-            model.rmdir()
-        raise
-
-
-def _running(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

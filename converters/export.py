@@ -1,6 +1,6 @@
 """PyTorch modules -> portable ONNX graphs that share one weights file.
 
-`torch.onnx.export` writes the graphs; `converters/weights.py` takes the weights out of them.
+`torch.onnx.export` writes the graphs; `converters/version/weights.py` takes the weights out of them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,19 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.modules.causal_graphs import (
-    PREFILL_INPUTS,
-    LanguageModel,
-    PrefillGraph,
-    PromptReader,
-    TextScoreGraph,
-)
 from beamline.converters.modules.graphs import (
+    PREFILL_INPUTS,
     STEP_INPUTS,
     STEP_OUTPUTS,
-    EncoderDecoder,
     EncoderGraph,
+    PrefillGraph,
     ScoreGraph,
     SearchConstants,
     StepGraph,
-    feature_width_of,
+    TextScoreGraph,
 )
-from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from beamline.converters.modules.protocols import EncoderDecoder, LanguageModel, PromptReader, feature_width_of
+from beamline.converters.version.weights import WEIGHTS_FILE, WeightStore, sha256_of
 from beamline.serving.contract.manifest import File, Graphs, StateKind, StateTensor, Weights
 
 OPSET = 24

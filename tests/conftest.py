@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from beamline.converters.families.recurrent_pooled import RecurrentPooledConverter
+from beamline.converters.families.reference_recurrent_pooled import ReferenceRecurrentPooledConverter
 from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
 from tests.support.lively import write_lively_marian
 from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
@@ -77,5 +77,5 @@ def pooled_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small classifier as version 1 of `mood`. Not to be changed."""
     folder = tmp_path_factory.mktemp("pooled")
     source = write_pooled(folder / "source", pooled_model(pooled_config()))
-    RecurrentPooledConverter(source).convert("mood", folder / "repository")
+    ReferenceRecurrentPooledConverter(source).convert("mood", folder / "repository")
     return folder / "repository"

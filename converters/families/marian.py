@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel, MarianTokenizer
-from transformers.utils import logging as transformers_logging
 
-from beamline.converters.base import Converter, Loaded
-from beamline.converters.checkpoint import fill, read_json, read_weights
-from beamline.converters.conversion import TextSide
-from beamline.converters.families.generation import decoding_defaults
-from beamline.converters.families.reference import limits_of, vocabulary_of
-from beamline.converters.modules.transformer import Transformer, TransformerConfig
-from beamline.converters.modules.transformer_graphs import TransformerSteps
-from beamline.converters.tokenization import ConvertedTokenizer, from_marian
+from beamline.converters.checkpoints.files import fill, read_json, read_weights
+from beamline.converters.checkpoints.generation_config import decoding_defaults
+from beamline.converters.checkpoints.sentencepiece_files import ConvertedTokenizer, from_marian
+from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
+from beamline.converters.loaders.reference import limits_for
+from beamline.converters.modules.transformer.config import (
+    AttentionConfig,
+    EncoderDecoderConfig,
+    FeedForwardConfig,
+    NormConfig,
+    StackConfig,
+    uneven_heads,
+)
+from beamline.converters.modules.transformer.encoder_decoder import EncoderDecoderTransformer
+from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
+from beamline.converters.tasks.generation import GenerationConverter, LoadedModel
+from beamline.serving.contract.manifest import Vocabulary
 from beamline.serving.errors import UnsupportedCheckpoint
 
 _REQUIRED = (
@@ -35,10 +43,14 @@ _REQUIRED = (
 _ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 
 
-class MarianConverter(Converter):
+class MarianConverter(GenerationConverter):
     family = "marian"
+    model_types: ClassVar[tuple[str, ...]] = ("marian",)
+    description = "Hugging Face Marian directories: OPUS-MT and its kin"
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedModel:
+        from transformers import MarianTokenizer  # it takes seconds to import, and other families don't need it
+
         content = read_json(self.source / "config.json")
         generation_file = self.source / "generation_config.json"
         generation = read_json(generation_file) if generation_file.is_file() else content
@@ -52,25 +64,25 @@ class MarianConverter(Converter):
         bias = tensors.pop("final_logits_bias", None)
         if bias is not None and not bias.any():
             bias = None  # as in every published model: adding nothing to the whole vocabulary takes time too
-        config = transformer_config(content, tensors, output_bias=bias is not None)
-        if config.problems():
-            raise UnsupportedCheckpoint(str(self.source), config.problems())
-        model = Transformer(config)
+        config = architecture(content, tensors, output_bias=bias is not None)
+        reasons = _misfits(content, config)
+        if reasons:
+            raise UnsupportedCheckpoint(str(self.source), reasons)
+        model = EncoderDecoderTransformer(config)
         fill(model, map_weights(tensors, config, None if bias is None else bias[0]), str(self.source))
         model.eval()
 
-        vocabulary = vocabulary_of(config)
-        eos_ids = generation.get("eos_token_id", config.eos_id)
+        eos_ids = generation.get("eos_token_id", content["eos_token_id"])
         eos_ids = tuple(eos_ids) if isinstance(eos_ids, list) else (eos_ids,)
-        limits = limits_of(config)
+        limits = limits_for(config.decoder.max_positions, config.decoder.vocab_size)
         source, target = from_marian(self.source)
         original = MarianTokenizer.from_pretrained(self.source, local_files_only=True)
-        return Loaded(
-            model=TransformerSteps(model),
+        return LoadedModel(
+            model=EncoderDecoderSteps(model),
             original=_original(self.source, content, tensors, bias),
-            source_text=_MarianText(source, original, as_target=False),
-            target_text=_MarianText(target, original, as_target=True),
-            vocabulary=vocabulary.model_copy(update={"eos_ids": eos_ids}),
+            source_tokenizer=_MarianTokenizer(source, original, as_target=False),
+            target_tokenizer=_MarianTokenizer(target, original, as_target=True),
+            vocabulary=vocabulary_of(content, config).model_copy(update={"eos_ids": eos_ids}),
             limits=limits,
             defaults=decoding_defaults(generation, limits, str(self.source)),
             renormalise=bool(generation.get("renormalize_logits", False)),
@@ -97,6 +109,15 @@ def _unsupported(content: dict[str, Any]) -> list[str]:
     return reasons
 
 
+def _misfits(content: dict[str, Any], config: EncoderDecoderConfig) -> list[str]:
+    """Every reason in the numbers."""
+    reasons = [*uneven_heads(config.decoder.d_model, content["encoder_attention_heads"]), *config.problems()]
+    for name in ("pad", "eos", "decoder_start"):
+        if not 0 <= content[f"{name}_token_id"] < config.decoder.vocab_size:
+            reasons.append(f"{name}_id is {content[f'{name}_token_id']}, outside the vocabulary")
+    return reasons
+
+
 class _Embeddings:
     """Which tensor is which: what is shared or tied is stored under one name, or under several with equal content."""
 
@@ -115,30 +136,43 @@ class _Embeddings:
         self.tie = torch.equal(self.target, self.output)
 
 
-def transformer_config(content: dict[str, Any], tensors: dict[str, Tensor], output_bias: bool) -> TransformerConfig:
-    vocabulary = content["vocab_size"]
+def architecture(content: dict[str, Any], tensors: dict[str, Tensor], output_bias: bool) -> EncoderDecoderConfig:
     embeddings = _Embeddings(tensors)
-    return TransformerConfig(
-        source_vocab_size=vocabulary,
-        target_vocab_size=content.get("decoder_vocab_size") or vocabulary,
-        d_model=content["d_model"],
-        heads=content["encoder_attention_heads"],
-        encoder_layers=content["encoder_layers"],
-        decoder_layers=content["decoder_layers"],
-        ffn=content["encoder_ffn_dim"],
-        pad_id=content["pad_token_id"],
-        eos_id=content["eos_token_id"],
-        decoder_start_id=content["decoder_start_token_id"],
-        norm="post",
-        final_norm=False,
-        positions="sinusoidal_halves",
-        max_positions=content.get("max_position_embeddings", 512),
-        activation=_ACTIVATIONS[content.get("activation_function", "gelu")],
-        scale_embedding=bool(content.get("scale_embedding", False)),
+    d_model = content["d_model"]
+
+    def stack(side: str, vocab_size: int) -> StackConfig:
+        attention = AttentionConfig.even(d_model, content[f"{side}_attention_heads"])
+        return StackConfig(
+            vocab_size=vocab_size,
+            d_model=d_model,
+            layers=content[f"{side}_layers"],
+            attention=attention,
+            cross_attention=attention if side == "decoder" else None,
+            feed_forward=FeedForwardConfig(
+                content[f"{side}_ffn_dim"], _ACTIVATIONS[content.get("activation_function", "gelu")]
+            ),
+            norm=NormConfig(placement="post", final=False),
+            positions="sinusoidal_halves",
+            max_positions=content.get("max_position_embeddings", 512),
+            embedding_scale=math.sqrt(max(0, d_model)) if content.get("scale_embedding", False) else 1.0,
+        )
+
+    return EncoderDecoderConfig(
+        encoder=stack("encoder", content["vocab_size"]),
+        decoder=stack("decoder", content.get("decoder_vocab_size") or content["vocab_size"]),
         share_embeddings=embeddings.share,
         tie_output=embeddings.tie,
         output_bias=output_bias,
-        dropout=0.0,
+    )
+
+
+def vocabulary_of(content: dict[str, Any], config: EncoderDecoderConfig) -> Vocabulary:
+    return Vocabulary(
+        source_size=config.encoder.vocab_size,
+        target_size=config.decoder.vocab_size,
+        pad_id=content["pad_token_id"],
+        eos_ids=(content["eos_token_id"],),
+        decoder_start_id=content["decoder_start_token_id"],
     )
 
 
@@ -156,7 +190,7 @@ _JOINED = re.compile(r"(self_attn\.[qkv]|encoder_attn\.[kv])_proj\.(weight|bias)
 _LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 
-def map_weights(tensors: dict[str, Tensor], config: TransformerConfig, bias: Tensor | None) -> dict[str, Tensor]:
+def map_weights(tensors: dict[str, Tensor], config: EncoderDecoderConfig, bias: Tensor | None) -> dict[str, Tensor]:
     embeddings = _Embeddings(tensors)
     mapped = {
         "source_embedding.tokens.weight": embeddings.source,
@@ -180,7 +214,7 @@ def map_weights(tensors: dict[str, Tensor], config: TransformerConfig, bias: Ten
         else:
             if not _JOINED.fullmatch(part):
                 mapped[name] = tensor  # as above
-    for stack, depth in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+    for stack, depth in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
         for number in range(depth):
             mapped.update(_joined(tensors, f"model.{stack}.layers.{number}", f"{stack}.{number}"))
     return mapped
@@ -202,6 +236,9 @@ def _joined(tensors: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Ten
 
 def _original(folder: Path, content: dict[str, Any], tensors: dict[str, Tensor], bias: Tensor | None) -> Any:
     """The model as Hugging Face runs it."""
+    from transformers import MarianConfig, MarianMTModel
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.disable_progress_bar()
     model = MarianMTModel(MarianConfig(**content))
     state = tensors if bias is None else {**tensors, "final_logits_bias": bias}
@@ -216,7 +253,7 @@ def _original(folder: Path, content: dict[str, Any], tensors: dict[str, Tensor],
     return logits
 
 
-class _MarianText(TextSide):
+class _MarianTokenizer(OriginalTokenizer):
     def __init__(self, converted: ConvertedTokenizer, original: Any, *, as_target: bool) -> None:
         self._converted = converted
         self._original = original

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from torch import Tensor, nn
 
-from beamline.converters.base import Converter, Loaded, search_constants
-from beamline.converters.checkpoint import fill, read_weights
-from beamline.converters.families.generation import stated_defaults
-from beamline.converters.families.tokenizer_file import read_tokenizer
+from beamline.converters.checkpoints.files import fill, read_weights
+from beamline.converters.checkpoints.generation_config import stated_defaults
+from beamline.converters.checkpoints.source import Source
+from beamline.converters.checkpoints.tokenizers import read_tokenizer
 from beamline.converters.own.check import Checker
 from beamline.converters.own.load import Origin, build
 from beamline.converters.own.protocol import Settings
 from beamline.converters.own.steps import OwnSteps
 from beamline.converters.own.trace import check_traceable
+from beamline.converters.tasks.generation import GenerationConverter, LoadedModel, search_constants
 from beamline.serving.contract.manifest import Limits, Vocabulary
+from beamline.serving.errors import ConversionError
 
 
-class OwnModuleConverter(Converter):
+class OwnModuleConverter(GenerationConverter):
     family = "own"
+    description = "one's own nn.Module, `file.py:build`: see docs/own-model.md"
 
     def __init__(self, origin: Origin, weights: Path, tokenizer: Path, target_tokenizer: Path | None = None) -> None:
         super().__init__(origin.file)
         self.origin, self.weights = origin, weights
         self.tokenizer, self.target_tokenizer = tokenizer, target_tokenizer
 
-    def load(self) -> Loaded:
+    @classmethod
+    def recognises(cls, source: Source) -> bool:
+        return Origin.parse(str(source.path)) is not None
+
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        origin, own = Origin.parse(str(source.path)), source.own
+        assert origin is not None
+        if own.weights is None or own.tokenizer is None:
+            raise ConversionError("one's own module needs --weights FILE (safetensors, npz) and --tokenizer FILE")
+        return cls(origin, own.weights, own.tokenizer, own.target_tokenizer)
+
+    def load(self) -> LoadedModel:
         module = build(self.origin)
         checker = Checker(module, self.origin)
         checker.check_interface()
@@ -44,19 +60,19 @@ class OwnModuleConverter(Converter):
         checker.check_independence()
         return loaded
 
-    def _loaded(self, module: nn.Module, steps: OwnSteps, settings: Settings) -> Loaded:
-        source_text = read_tokenizer(self.tokenizer)
+    def _loaded(self, module: nn.Module, steps: OwnSteps, settings: Settings) -> LoadedModel:
+        source_tokenizer = read_tokenizer(self.tokenizer)
         candidates = max(2, 1 + len(settings.eos_ids))  # of each beam, all of them different words
         limits = Limits(
             max_source_length=settings.max_source_length,
             max_target_length=settings.max_target_length,
             max_beam_size=min(settings.max_beam_size, max(1, settings.target_vocab_size // candidates)),
         )
-        return Loaded(
+        return LoadedModel(
             model=steps,
             original=_original(module, steps),
-            source_text=source_text,
-            target_text=read_tokenizer(self.target_tokenizer) if self.target_tokenizer else source_text,
+            source_tokenizer=source_tokenizer,
+            target_tokenizer=read_tokenizer(self.target_tokenizer) if self.target_tokenizer else source_tokenizer,
             vocabulary=Vocabulary(
                 source_size=settings.source_vocab_size,
                 target_size=settings.target_vocab_size,

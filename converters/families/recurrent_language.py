@@ -23,30 +23,30 @@ import json
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from beamline.converters.base import Converter, Loaded
-from beamline.converters.checkpoint import every_reason, fill, read_json, read_weights, reasons_of
-from beamline.converters.families.tokenizer_file import read_tokenizer
-from beamline.converters.modules.recurrent_language import (
+from beamline.converters.checkpoints.files import every_reason, fill, read_json, read_weights, reasons_of
+from beamline.converters.checkpoints.source import Source
+from beamline.converters.checkpoints.tokenizers import read_tokenizer
+from beamline.converters.modules.recurrent.language_model import (
     RecurrentLanguageConfig,
     RecurrentLanguageModel,
     RecurrentLanguageSteps,
 )
+from beamline.converters.tasks.generation import GenerationConverter, LoadedModel
 from beamline.serving.contract.manifest import DecodingDefaults, Limits, Vocabulary
 from beamline.serving.errors import UnsupportedCheckpoint
 
-FAMILY = "recurrent_language"
 MAX_BEAM_SIZE = 16
 _LAYER = re.compile(r"layers\.(\d+)\.cells\.0\.(\w+)")
 
 
 @dataclass(frozen=True)
-class Parts:
+class RecurrentLanguageParts:
     """What a checkpoint calls its parts, and the files beside it."""
 
     embedding: str = "embedding"
@@ -57,17 +57,23 @@ class Parts:
     description: str = ""
 
 
-_PARTS = {field.name for field in fields(Parts)}
+_PARTS = {field.name for field in fields(RecurrentLanguageParts)}
 
 
-class RecurrentLanguageConverter(Converter):
-    family = FAMILY
+class RecurrentLanguageConverter(GenerationConverter):
+    family = "recurrent_language"
+    model_types: ClassVar[tuple[str, ...]] = (family,)
+    description = "language models on `torch.nn.RNN`, `LSTM` or `GRU`; a file names their parts"
 
     def __init__(self, source: Path, config: Path) -> None:
         super().__init__(source)
         self.config = config
 
-    def load(self) -> Loaded:
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        return cls(source.path, source.config_file)
+
+    def load(self) -> LoadedModel:
         content = read_json(self.config)
         parts = self._parts(content)
         tensors = read_weights(self.source, (parts.weights,))
@@ -84,17 +90,17 @@ class RecurrentLanguageConverter(Converter):
         theirs = {name: _their_name(name, parts) for name in model.state_dict()}
         fill(model, _ours(tensors, config, theirs), str(self.source), theirs)
         model.eval()
-        text = read_tokenizer(self.source / parts.tokenizer, add_eos=False)  # a prompt goes on
+        tokenizer = read_tokenizer(self.source / parts.tokenizer, add_eos=False)  # a prompt goes on
         limits = Limits(
             max_source_length=config.max_positions - 1,
             max_target_length=config.max_positions,
             max_beam_size=min(MAX_BEAM_SIZE, config.vocab_size // 4),
         )
-        return Loaded(
+        return LoadedModel(
             model=RecurrentLanguageSteps(model).eval(),
             original=model,
-            source_text=text,
-            target_text=text,
+            source_tokenizer=tokenizer,
+            target_tokenizer=tokenizer,
             vocabulary=Vocabulary(
                 source_size=config.vocab_size,
                 target_size=config.vocab_size,
@@ -107,9 +113,9 @@ class RecurrentLanguageConverter(Converter):
             description=parts.description,
         )
 
-    def _parts(self, content: dict[str, Any]) -> Parts:
+    def _parts(self, content: dict[str, Any]) -> RecurrentLanguageParts:
         with every_reason(self.config):
-            return TypeAdapter(Parts).validate_json(json.dumps(_chosen(content, _PARTS)), strict=True)
+            return TypeAdapter(RecurrentLanguageParts).validate_json(json.dumps(_chosen(content, _PARTS)), strict=True)
 
     def _shape(self, content: dict[str, Any]) -> RecurrentLanguageConfig:
         names = RecurrentLanguageConfig.field_names()
@@ -130,7 +136,7 @@ def _chosen(content: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name in names}
 
 
-def _measured(tensors: dict[str, Tensor], parts: Parts, coupled: bool) -> dict[str, Any]:
+def _measured(tensors: dict[str, Tensor], parts: RecurrentLanguageParts, coupled: bool) -> dict[str, Any]:
     """What the weights say of their shape."""
     table, recurrence = tensors[f"{parts.embedding}.weight"], tensors[f"{parts.rnn}.weight_hh_l0"]
     output = tensors.get(f"{parts.output}.weight")
@@ -147,7 +153,7 @@ def _measured(tensors: dict[str, Tensor], parts: Parts, coupled: bool) -> dict[s
     }
 
 
-def _their_name(name: str, parts: Parts) -> str:
+def _their_name(name: str, parts: RecurrentLanguageParts) -> str:
     """Of one of our tensors."""
     layer = _LAYER.fullmatch(name)
     if layer:

@@ -37,24 +37,26 @@ out. `examples/show_attend_tell.json` is such a config.
 
 from __future__ import annotations
 
-from beamline.converters.base import Loaded
-from beamline.converters.checkpoint import fill, read_parts, read_weights
-from beamline.converters.families.parts import PartsConverter
-from beamline.converters.families.torch_recurrent_original import Linear, Original
-from beamline.converters.families.torch_recurrent_weights import Parts, StateDict
-from beamline.converters.modules.recurrent import Recurrent
-from beamline.converters.modules.recurrent_graphs import RecurrentSteps
+from typing import ClassVar
+
+from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.loaders.named_parts import NamedPartsConverter
+from beamline.converters.loaders.torch_recurrent_original import Linear, Original
+from beamline.converters.loaders.torch_recurrent_state_dict import RecurrentStateDict, TorchRecurrentParts
+from beamline.converters.modules.recurrent.encoder_decoder import Recurrent
+from beamline.converters.modules.recurrent.steps import RecurrentSteps
+from beamline.converters.tasks.generation import LoadedModel
 from beamline.serving.errors import UnsupportedCheckpoint
 
-FAMILY = "torch_recurrent"
 
+class TorchRecurrentConverter(NamedPartsConverter):
+    family = "torch_recurrent"
+    model_types: ClassVar[tuple[str, ...]] = (family,)
+    description = "encoder-decoders on `torch.nn.RNN`, `LSTM` or `GRU`; a file names their parts"
 
-class TorchRecurrentConverter(PartsConverter):
-    family = FAMILY
-
-    def load(self) -> Loaded:
-        parts = read_parts(Parts, self.config)
-        state_dict = StateDict(parts, read_weights(self.source, (parts.weights,)), self.config.name)
+    def load(self) -> LoadedModel:
+        parts = read_parts(TorchRecurrentParts, self.config)
+        state_dict = RecurrentStateDict(parts, read_weights(self.source, (parts.weights,)), self.config.name)
         if state_dict.reasons:
             raise UnsupportedCheckpoint(str(self.source), state_dict.reasons)
         config = state_dict.config()
@@ -75,4 +77,5 @@ class TorchRecurrentConverter(PartsConverter):
             decoder_input=parts.decoder_input,
             readout_input=parts.readout_input,
         )
-        return self._loaded(parts, config, RecurrentSteps(model), original)
+        sizes = config.source_vocab_size, config.target_vocab_size
+        return self._loaded(parts, *sizes, RecurrentSteps(model), original)

@@ -23,26 +23,25 @@ Optional: "multi_label", "nonlinearity" (of an nn.RNN), "merge", "reverse_source
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from beamline.converters.checkpoint import fill, read_parts, read_weights
-from beamline.converters.families.recurrent_pooled import manifest_settings
-from beamline.converters.families.tokenizer_file import read_tokenizer
-from beamline.converters.families.torch_recurrent_original import Linear, Stack
-from beamline.converters.families.torch_recurrent_weights import NamedTensors
-from beamline.converters.modules.recurrent_pooled import PooledConfig, PooledGraph, RecurrentPooled
-from beamline.converters.pooled import LoadedPooled, PooledConverter
+from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.checkpoints.source import Source
+from beamline.converters.checkpoints.tokenizers import read_tokenizer
+from beamline.converters.loaders.pooled_settings import pooled_settings
+from beamline.converters.loaders.torch_recurrent_original import Linear, Stack
+from beamline.converters.loaders.torch_recurrent_state_dict import NamedTensors
+from beamline.converters.modules.recurrent.pooled import PooledConfig, PooledGraph, RecurrentPooled
+from beamline.converters.tasks.pooling import LoadedPooledModel, PoolingConverter
 from beamline.serving.errors import UnsupportedCheckpoint
 
-FAMILY = "torch_recurrent_pooled"
 
-
-class PooledParts(BaseModel):
+class TorchRecurrentPooledParts(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     family: str
@@ -67,15 +66,21 @@ class PooledParts(BaseModel):
     description: str = ""
 
 
-class TorchRecurrentPooledConverter(PooledConverter):
-    family = FAMILY
+class TorchRecurrentPooledConverter(PoolingConverter):
+    family = "torch_recurrent_pooled"
+    model_types: ClassVar[tuple[str, ...]] = (family,)
+    description = "classifiers and embedders on `torch.nn.RNN`, `LSTM` or `GRU`; a file names their parts"
 
     def __init__(self, source: Path, config: Path) -> None:
         super().__init__(source)
         self.config = config
 
-    def load(self) -> LoadedPooled:
-        parts = read_parts(PooledParts, self.config)
+    @classmethod
+    def from_source(cls, source: Source) -> Self:
+        return cls(source.path, source.config_file)
+
+    def load(self) -> LoadedPooledModel:
+        parts = read_parts(TorchRecurrentPooledParts, self.config)
         found = NamedTensors(read_weights(self.source, (parts.weights,)), self.config.name)
         embedding = found.tensor("embedding", parts.embedding)
         stack = found.stack("encoder", parts.encoder, parts.nonlinearity)
@@ -90,15 +95,15 @@ class TorchRecurrentPooledConverter(PooledConverter):
         fill(model, mapped, str(self.source), found.names_of(mapped))
         model.eval()
         graph = PooledGraph(model)
-        return LoadedPooled(
+        return LoadedPooledModel(
             graph=graph,
             outputs=graph.names,
             original=_Original(config, embedding, stack, linears).eval(),
-            text=read_tokenizer(self.source / parts.tokenizer, add_eos=parts.source_eos),
-            settings=manifest_settings(config, parts.description),
+            tokenizer=read_tokenizer(self.source / parts.tokenizer, add_eos=parts.source_eos),
+            settings=pooled_settings(config, parts.description),
         )
 
-    def _check(self, parts: PooledParts, found: NamedTensors, linears: dict[str, Linear]) -> None:
+    def _check(self, parts: TorchRecurrentPooledParts, found: NamedTensors, linears: dict[str, Linear]) -> None:
         reasons, file = list(found.reasons), self.config.name
         if parts.pooling == "attention" and parts.query is None:
             reasons.append(f"{file}: query is missing")
@@ -115,7 +120,9 @@ class TorchRecurrentPooledConverter(PooledConverter):
             raise UnsupportedCheckpoint(str(self.source), reasons)
 
 
-def _config(parts: PooledParts, embedding: Tensor, stack: Stack, linears: dict[str, Linear]) -> PooledConfig:
+def _config(
+    parts: TorchRecurrentPooledParts, embedding: Tensor, stack: Stack, linears: dict[str, Linear]
+) -> PooledConfig:
     return PooledConfig(
         vocab_size=embedding.shape[0],
         embedding_width=embedding.shape[1],

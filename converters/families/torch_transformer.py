@@ -27,21 +27,20 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.base import Loaded
-from beamline.converters.checkpoint import fill, read_parts, read_weights
-from beamline.converters.families.parts import PartsConverter, SequenceParts
-from beamline.converters.modules.transformer import Transformer, TransformerConfig
-from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.loaders.named_parts import EncoderDecoderParts, NamedPartsConverter
+from beamline.converters.modules.transformer.reference import Transformer, TransformerConfig
+from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
+from beamline.converters.tasks.generation import LoadedModel
 from beamline.serving.errors import UnsupportedCheckpoint
 
-FAMILY = "torch_transformer"
 
-
-class Parts(SequenceParts):
+class TorchTransformerParts(EncoderDecoderParts):
     transformer: str
     source_embedding: str
     source_positions: str | None = None
@@ -54,11 +53,13 @@ class Parts(SequenceParts):
     layer_norm_eps: float = 1e-5
 
 
-class TorchTransformerConverter(PartsConverter):
-    family = FAMILY
+class TorchTransformerConverter(NamedPartsConverter):
+    family = "torch_transformer"
+    model_types: ClassVar[tuple[str, ...]] = (family,)
+    description = "anything built on `torch.nn.Transformer`; a file names its parts"
 
-    def load(self) -> Loaded:
-        parts = read_parts(Parts, self.config)
+    def load(self) -> LoadedModel:
+        parts = read_parts(TorchTransformerParts, self.config)
         tensors = read_weights(self.source, (parts.weights,))
         reasons = [
             f"{self.config.name}: {name} is {tensor!r}, which the weights don't have"
@@ -77,10 +78,12 @@ class TorchTransformerConverter(PartsConverter):
         model = Transformer(config)
         fill(model, _mapped(parts, config, tensors, prefix), str(self.source))
         model.eval()
-        return self._loaded(parts, config, TransformerSteps(model), _Original(parts, config, tensors, prefix))
+        sizes = config.source_vocab_size, config.target_vocab_size
+        original = _Original(parts, config, tensors, prefix)
+        return self._loaded(parts, *sizes, EncoderDecoderSteps(model), original)
 
 
-def _named(parts: Parts) -> dict[str, str]:
+def _named(parts: TorchTransformerParts) -> dict[str, str]:
     """The single tensors that the config names."""
     fields = (
         "source_embedding",
@@ -98,7 +101,7 @@ def _depth(tensors: dict[str, Tensor], stack: str) -> int:
     return 1 + max((int(found[1]) for name in tensors if (found := pattern.match(name))), default=-1)
 
 
-def _config(parts: Parts, tensors: dict[str, Tensor], prefix: str) -> TransformerConfig:
+def _config(parts: TorchTransformerParts, tensors: dict[str, Tensor], prefix: str) -> TransformerConfig:
     source, target = tensors[parts.source_embedding], tensors[parts.target_embedding]
     return TransformerConfig(
         source_vocab_size=source.shape[0],
@@ -147,7 +150,9 @@ _DECODER = (
 )
 
 
-def _mapped(parts: Parts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _mapped(
+    parts: TorchTransformerParts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str
+) -> dict[str, Tensor]:
     """Their names -> ours. What has no place of ours keeps its name, so that `fill` reports it."""
     mapped = {
         "source_embedding.tokens.weight": tensors[parts.source_embedding],
@@ -184,7 +189,9 @@ def _renamed(name: str, tensor: Tensor, width: int) -> dict[str, Tensor]:
 class _Original(nn.Module):
     """The user's model as PyTorch has it, for the comparison."""
 
-    def __init__(self, parts: Parts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str) -> None:
+    def __init__(
+        self, parts: TorchTransformerParts, config: TransformerConfig, tensors: dict[str, Tensor], prefix: str
+    ) -> None:
         super().__init__()
         warnings.filterwarnings("ignore", message="enable_nested_tensor")  # a remark about speed in training
         self.transformer = nn.Transformer(

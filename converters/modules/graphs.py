@@ -1,22 +1,27 @@
-"""The step graph of every model, and the two others of an encoder-decoder: what is exported, and its names.
+"""What is exported, and the names of its inputs and outputs: the step graph of every model, and those around it.
 
-A model family gives an `EncoderDecoder`, or a `LanguageModel` (`causal_graphs.py`); the graphs around it are the same
-for all of them.
+A family gives an `EncoderDecoder` or a `LanguageModel` (`protocols.py`); the graphs are the same for all of them.
+
+encoder   a source -> what a request keeps of it
+prefill   a chunk of the prompt -> its entries in the caches; no logits, and nothing after the last layer's keys
+step      tokens, tree and caches -> the same for the next step, and the best candidates
+score     a source and a target, or a text -> the log-probabilities of its tokens
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.modules.sampling import Draws, alternatives, follow_draws
-from beamline.converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
-from beamline.converters.modules.tree import Tree
-from beamline.serving.contract.manifest import StateKind, StateTensor
+from beamline.converters.modules.protocols import Decoder, EncoderDecoder, LanguageModel, PromptReader
+from beamline.converters.modules.search.beam_search import Edits, best_candidates, force, log_probabilities, next_beams
+from beamline.converters.modules.search.sampling import Draws, alternatives, follow_draws
+from beamline.converters.modules.search.tree import Tree
+from beamline.serving.contract.manifest import StateKind
 
+PREFILL_INPUTS = ("tokens", "positions", "write_index", "visible")
 STEP_INPUTS = (
     "tokens",
     "positions",
@@ -46,44 +51,6 @@ STEP_OUTPUTS = (
     "top_log_probs",
     "top_tokens",
 )
-
-
-class Decoder(Protocol):
-    """What every family gives. Memory and states are tuples, in the order of `state_tensors`."""
-
-    def state_tensors(self) -> list[StateTensor]: ...
-
-    def step(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        tree: Tree,
-        memory: tuple[Tensor, ...],
-        states: tuple[Tensor, ...],
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """tokens [B, K], positions [B] -> logits [B, K, V] and the new states (caches appended to)."""
-
-
-@runtime_checkable
-class EncoderDecoder(Decoder, Protocol):
-    def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        """source [B, S], source_mask [B, S] -> the memory tensors, without `source_mask`, which the server has, and
-        behind them what the recurrent states begin with: [B, ...] each, the same for all beams."""
-
-    def score(self, source: Tensor, source_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """target [B, T], with its start token -> logits [B, T, V] and attention [B, T, S]."""
-
-
-@runtime_checkable
-class ReadsFeatures(Protocol):
-    """A model whose source may be vectors [B, S, feature_width] instead of ids [B, S]; 0: it is not."""
-
-    @property
-    def feature_width(self) -> int: ...
-
-
-def feature_width_of(model: object) -> int:
-    return model.feature_width if isinstance(model, ReadsFeatures) else 0
 
 
 @dataclass(frozen=True)
@@ -181,3 +148,30 @@ class ScoreGraph(nn.Module):
         logits, attention = self.model.score(source, source_mask, target)
         chosen = logits.log_softmax(-1).gather(2, labels[:, :, None])
         return torch.squeeze(chosen, 2), attention
+
+
+class PrefillGraph(nn.Module):
+    def __init__(self, model: PromptReader) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, Q]
+        positions: Tensor,  # [B]: of the first of these tokens
+        write_index: Tensor,  # [B]
+        visible: Tensor,  # [B, Q, C]: the entries that a token sees, its own included
+        state: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        return self.model.prefill(tokens, positions, Tree(write_index, visible), state)
+
+
+class TextScoreGraph(nn.Module):
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, target: Tensor, labels: Tensor) -> Tensor:
+        """labels [B, T] is what should follow each token of target [B, T]."""
+        chosen = self.model.score(target).log_softmax(-1).gather(2, labels[:, :, None])
+        return torch.squeeze(chosen, 2)

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.modules.tree import Tree
+from beamline.converters.modules.search.tree import Tree
 from beamline.converters.own.load import Origin
 from beamline.converters.own.protocol import OwnModule, Settings, Step, Stepped
 from beamline.serving.contract.manifest import StateKind, StateTensor

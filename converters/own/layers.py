@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from beamline.converters.modules.recurrent_operator import onnx_order, run_operator
+from beamline.converters.modules.recurrent.onnx_operators import onnx_order, run_operator
 
 
 def read_sequence(layers: nn.RNNBase, x: Tensor, mask: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

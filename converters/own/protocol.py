@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from beamline.converters.modules.tree import Tree
+from beamline.converters.modules.search.tree import Tree
 from beamline.serving.contract.manifest import StateKind, StateTensor
 
 DType = Literal["float32", "float16", "bool", "int64"]

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.modules.recurrent_loop import over_time
-from beamline.converters.modules.tree import Tree
+from beamline.converters.modules.loop import over_time
+from beamline.converters.modules.search.tree import Tree
 from beamline.converters.own.protocol import OwnModule, Step, Stepped
 from beamline.serving.contract.manifest import StateKind, StateTensor
 

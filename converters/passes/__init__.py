@@ -1,1 +1,1 @@
-"""Graph in, graph out: what changes exported graphs on their way to a device."""
+"""Graph in, graph out: a verified graph in another precision, and scales for its activations."""

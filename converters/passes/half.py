@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from beamline.converters.weights import restore_full_precision
+from beamline.converters.version.weights import restore_full_precision
 from beamline.serving.contract.manifest import StateKind, StateTensor
 
 HALF_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}

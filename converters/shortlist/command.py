@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from beamline.converters.text_file import read_lines
-from beamline.converters.version_folder import add_version_arguments, version_folder
+from beamline.converters.checkpoints.text_lines import read_lines
+from beamline.converters.version.folder import add_version_arguments, version_folder
 
 HELP = "learn from parallel text which words a translation may need, for faster decoding"
 

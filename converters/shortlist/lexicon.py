@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from beamline.converters.shortlist.alignment import LONGEST, Ints, Sentences, learn
-from beamline.converters.whole_file import write_whole
+from beamline.converters.version.atomic_write import write_whole
 from beamline.serving.contract.manifest import MANIFEST_FILE, File, Manifest
 from beamline.serving.contract.shortlist import Lexicon
 from beamline.serving.errors import ConversionError

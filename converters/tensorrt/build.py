@@ -14,7 +14,7 @@ from beamline.converters.tensorrt import lint
 from beamline.converters.tensorrt.graph import Graph
 from beamline.converters.tensorrt.library import Library, Protocol, logger_for
 from beamline.converters.tensorrt.profiles import Extent, profile
-from beamline.converters.whole_file import write_whole
+from beamline.converters.version.atomic_write import write_whole
 from beamline.serving.contract.manifest import AnyManifest, File
 from beamline.serving.contract.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
 from beamline.serving.errors import ConversionError

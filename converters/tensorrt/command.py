@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamline.converters.version_folder import add_version_arguments, version_folder
+from beamline.converters.version.folder import add_version_arguments, version_folder
 
 if TYPE_CHECKING:  # at run time only where it is needed: a command must load without it
     from beamline.converters.tensorrt.library import Library

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
-from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.recurrent.config import RecurrentConfig
+from beamline.converters.modules.recurrent.encoder_decoder import Recurrent
+from beamline.converters.modules.transformer.reference import Transformer, TransformerConfig
 from examples.translation.data import END, PAD, START
 from examples.translation.settings import SERVED
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from beamline.converters.calibration import calibrate
+from beamline.converters.certificate.graph_runner import Case
+from beamline.converters.checkpoints.generation_config import decoding_defaults
 from beamline.converters.export import export_graphs
-from beamline.converters.families.generation import decoding_defaults
-from beamline.converters.families.marian import map_weights, transformer_config
-from beamline.converters.families.reference import limits_of, vocabulary_of
+from beamline.converters.families.marian import architecture, map_weights, vocabulary_of
+from beamline.converters.loaders.reference import limits_for
 from beamline.converters.modules.graphs import SearchConstants
-from beamline.converters.modules.transformer import Transformer
-from beamline.converters.modules.transformer_graphs import TransformerSteps
-from beamline.converters.verify_graphs import Case
+from beamline.converters.modules.transformer.encoder_decoder import EncoderDecoderTransformer
+from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
+from beamline.converters.passes.calibration import calibrate
 from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest, Tokenizers
 from tests.benchmarks.made import ROOT, converters, hash_of, once
 from tests.benchmarks.prose import english_sentences
@@ -170,11 +170,11 @@ def _export(source: Path, folder: Path) -> None:
     model = MarianMTModel.from_pretrained(source, local_files_only=True)
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     del tensors["final_logits_bias"]  # zero
-    config = transformer_config(model.config.to_dict(), tensors, output_bias=False)
-    transformer = Transformer(config).eval()
+    config = architecture(model.config.to_dict(), tensors, output_bias=False)
+    transformer = EncoderDecoderTransformer(config).eval()
     transformer.load_state_dict(map_weights(tensors, config, None))
-    steps = TransformerSteps(transformer)
-    limits = limits_of(config)
+    steps = EncoderDecoderSteps(transformer)
+    limits = limits_for(config.decoder.max_positions, config.decoder.vocab_size)
     forbidden = (PAD,)
     files = export_graphs(steps, SearchConstants((_EOS,), 2, True, forbidden), folder, lambda step: None)
     manifest = Manifest(
@@ -185,7 +185,7 @@ def _export(source: Path, folder: Path) -> None:
         weights=files.weights,
         tokenizers=Tokenizers(source=NO_FILE, target=NO_FILE),
         state=tuple(steps.state_tensors()),
-        vocabulary=vocabulary_of(config),
+        vocabulary=vocabulary_of(model.config.to_dict(), config),
         limits=limits,
         defaults=decoding_defaults(model.generation_config.to_dict(), limits, str(source)),
         forbidden_in_graph=forbidden,

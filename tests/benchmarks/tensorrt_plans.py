@@ -12,7 +12,7 @@ import resource
 import tempfile
 from pathlib import Path
 
-from beamline.converters.lowering import LOWERINGS, write_lowered
+from beamline.converters.passes.lowering import LOWERINGS, write_lowered
 from beamline.converters.tensorrt.build import build
 from beamline.converters.tensorrt.library import find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from beamline.converters import base
+from beamline.converters.certificate.verify import Certificate, Tolerance
 from beamline.converters.conversion import PARITY_FILE
 from beamline.converters.export import ExportedFiles
-from beamline.converters.recognise import converter_for
-from beamline.converters.verify import Certificate, Tolerance
+from beamline.converters.families import converter_for
+from beamline.converters.tasks import generation
 from beamline.serving.contract.manifest import read_manifest
 from tests.support.checkpoints import write_reference
 
@@ -42,7 +42,7 @@ def copied_graphs(reference_version: Path, monkeypatch: pytest.MonkeyPatch) -> N
         shutil.copy(reference_version / manifest.weights.file, folder)
         return ExportedFiles(manifest.graphs, manifest.weights)
 
-    monkeypatch.setattr(base, "export_graphs", copy)
+    monkeypatch.setattr(generation, "export_graphs", copy)
 
 
 @pytest.fixture
@@ -50,4 +50,4 @@ def quick_conversion(copied_graphs: None, reference_version: Path, monkeypatch: 
     """They don't even verify: for tests of what happens around it."""
     content = json.loads((reference_version / PARITY_FILE).read_text())
     certificate = Certificate(**{**content, "tolerance": Tolerance(**content["tolerance"])})
-    monkeypatch.setattr(base, "verify", lambda *_: certificate)
+    monkeypatch.setattr(generation, "verify", lambda *_: certificate)

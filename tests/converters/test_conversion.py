@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from beamline.converters.base import Loaded
 from beamline.converters.conversion import STEPS
-from beamline.converters.families.reference import ReferenceConverter
-from beamline.converters.recognise import converter_for
+from beamline.converters.families import converter_for
+from beamline.converters.families.reference_transformer import ReferenceTransformerConverter
+from beamline.converters.tasks.generation import LoadedModel
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.contract.tensorrt_plans import read_cards
 from beamline.serving.engine.options import DecodingOptions
@@ -105,7 +105,7 @@ POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("values", covering((False, True), ("relu", "gelu"), POSITIONS, (True, False), (True, False)))
 def test_torch_transformers(tmp_path: Path, values: Case) -> None:
-    """Numerically, the whole grid is compared without exporting, in test_families.py."""
+    """Numerically, the whole grid is compared without exporting, in families/test_transformers.py."""
     convert_torch(TorchShape(*values), tmp_path)
     compile_version(tmp_path / "repository" / "theirs" / "1")
 
@@ -137,10 +137,10 @@ def test_reference_checkpoints(tmp_path: Path, norm: str, positions: str, tie: b
 # -- without exporting again -----------------------------------------------------------------------------------------
 
 
-class Perturbed(ReferenceConverter):
+class Perturbed(ReferenceTransformerConverter):
     """As if the export had changed the model."""
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedModel:
         loaded = super().load()
 
         def original(source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ class Perturbed(ReferenceConverter):
         return replace(loaded, original=original)
 
 
-class Renamed(ReferenceConverter):
+class Renamed(ReferenceTransformerConverter):
     """As if the tokenizer's conversion had changed its ids."""
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedModel:
         loaded = super().load()
-        text = loaded.source_text
+        text = loaded.source_tokenizer
 
         class Other(type(text)):  # type: ignore[misc]
             def encode(self, line: str) -> list[int]:
@@ -164,7 +164,7 @@ class Renamed(ReferenceConverter):
         text_class: Any = Other
         other = text_class.__new__(text_class)
         other.__dict__.update(text.__dict__)
-        return replace(loaded, source_text=other, target_text=other)
+        return replace(loaded, source_tokenizer=other, target_tokenizer=other)
 
 
 @pytest.mark.usefixtures("copied_graphs")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from beamline.converters.recognise import converter_for
+from beamline.converters.families import converter_for
 from beamline.serving.cli import INTERRUPTED
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.options import DecodingOptions

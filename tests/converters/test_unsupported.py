@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from beamline.converters.recognise import converter_for
+from beamline.converters.families import converter_for
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from tests.support.checkpoints import TorchShape, torch_model, write_reference, write_torch_transformer
 

@@ -91,7 +91,7 @@ def test_greedy_is_transformers_greedy(manifest: Manifest, original: Any, prompt
 
 @torch.inference_mode()
 def test_scores_are_transformers_log_probabilities(manifest: Manifest, original: Any, prompts: list[list[int]]) -> None:
-    from beamline.converters.verify_graphs import Case, GraphRunner
+    from beamline.converters.certificate.graph_runner import Case, GraphRunner
 
     runner = GraphRunner(FOLDER, manifest)
     largest = 0.0

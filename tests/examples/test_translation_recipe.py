@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beamline.converters.recognise import converter_for
+from beamline.converters.families import converter_for
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.models.repository import verify
 from examples.translation import models

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from beamline.converters.lowering import lower
+from beamline.converters.passes.lowering import lower
 from beamline.converters.tensorrt.library import find_library
 from beamline.converters.tensorrt.version import Wanted, build_version
 from beamline.serving.backends.devices import Choice, choose, look

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
-from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.recurrent.config import RecurrentConfig
+from beamline.converters.modules.recurrent.encoder_decoder import Recurrent
 from tests.support.checkpoints import EOS, PAD, START, vocabulary_size
 from tests.support.recurrent import write_recurrent
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
-from beamline.converters.modules.transformer import Transformer, TransformerConfig
+from beamline.converters.modules.transformer.reference import Transformer, TransformerConfig
 from tests.support.marian import train_sentencepiece
 from tests.support.text import english_lines
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from beamline.converters.lowering import lower
+from beamline.converters.passes.lowering import lower
 from beamline.converters.tensorrt.build import Built, build
 from beamline.converters.tensorrt.library import find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents

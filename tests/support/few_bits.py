@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from beamline.converters.calibration import calibrate
-from beamline.converters.lowering import lower
-from beamline.converters.verify_graphs import Case
+from beamline.converters.certificate.graph_runner import Case
+from beamline.converters.passes.calibration import calibrate
+from beamline.converters.passes.lowering import lower
 from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest, read_manifest
 from tests.support.marian_shape import MarianShape
 

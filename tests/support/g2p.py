@@ -11,7 +11,8 @@ from pydoc_data.topics import topics
 from types import TracebackType
 from typing import Any
 
-from beamline.converters.recognise import OwnFiles, converter_for
+from beamline.converters.checkpoints.source import OwnFiles
+from beamline.converters.families import converter_for
 from tests.benchmarks.environments import python_of
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from beamline.converters.recognise import converter_for
+from beamline.converters.families import converter_for
 from beamline.serving.contract.manifest import Manifest
 from tests.support.text import english_lines
 

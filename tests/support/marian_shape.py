@@ -10,10 +10,10 @@ import torch
 from transformers import MarianConfig, MarianMTModel
 
 from beamline.converters.export import export_graphs
-from beamline.converters.families.marian import map_weights, transformer_config
+from beamline.converters.families.marian import architecture, map_weights
 from beamline.converters.modules.graphs import SearchConstants
-from beamline.converters.modules.transformer import Transformer
-from beamline.converters.modules.transformer_graphs import TransformerSteps
+from beamline.converters.modules.transformer.encoder_decoder import EncoderDecoderTransformer
+from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
 from beamline.serving.contract.manifest import DecodingDefaults, File, Limits, Manifest, Tokenizers, Vocabulary
 
 PAD, EOS, SECOND_EOS, BAD = 59, 0, 1, 7
@@ -69,10 +69,10 @@ def export(original: MarianMTModel, folder: Path, *, eos_ids: tuple[int, ...], r
     content = original.config.to_dict()
     tensors = {name: tensor.detach() for name, tensor in original.state_dict().items()}
     bias = tensors.pop("final_logits_bias")[0]
-    config = transformer_config(content, tensors, output_bias=True)
-    model = Transformer(config).eval()
+    config = architecture(content, tensors, output_bias=True)
+    model = EncoderDecoderTransformer(config).eval()
     model.load_state_dict(map_weights(tensors, config, bias))
-    steps = TransformerSteps(model)
+    steps = EncoderDecoderSteps(model)
     forbidden = (BAD,) if renormalise else ()
     constants = SearchConstants(eos_ids, max(2, 1 + len(eos_ids)), renormalise, forbidden)
     files = export_graphs(steps, constants, folder, lambda step: None)

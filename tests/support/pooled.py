@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from beamline.converters.modules.recurrent_pooled import PooledConfig, RecurrentPooled
+from beamline.converters.modules.recurrent.pooled import PooledConfig, RecurrentPooled
 from tests.support.checkpoints import PAD, sentencepiece_model, vocabulary_size
 
 LABELS = ("bad", "fair", "good")

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from beamline.converters.modules.recurrent import Recurrent, RecurrentConfig
+from beamline.converters.modules.recurrent.config import RecurrentConfig
+from beamline.converters.modules.recurrent.encoder_decoder import Recurrent
 from tests.support.checkpoints import EOS, PAD, START, sentencepiece_model, vocabulary_size
 
 LONGEST = 64

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.modules.recurrent_config import EncoderStack, RecurrentConfig
-from beamline.converters.modules.recurrent_language import RecurrentLanguageConfig
+from beamline.converters.modules.recurrent.config import EncoderStack, RecurrentConfig
+from beamline.converters.modules.recurrent.language_model import RecurrentLanguageConfig
 
 Weights = Mapping[str, Tensor]
 

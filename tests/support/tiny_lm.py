@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from beamline.converters.export import EXAMPLE, TracedGraph, _example, _step
 from beamline.converters.modules.graphs import SearchConstants, StepGraph
-from beamline.converters.modules.tree import Tree, append
-from beamline.converters.weights import WEIGHTS_FILE, WeightStore, sha256_of
+from beamline.converters.modules.search.tree import Tree, append
+from beamline.converters.version.weights import WEIGHTS_FILE, WeightStore, sha256_of
 from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorrt_rtx as trt
 
-from beamline.converters.lowering import lower
+from beamline.converters.passes.lowering import lower
 from beamline.serving.backends import cuda as cuda_module
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner

@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from beamline.converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
+from beamline.converters.modules.search.beam_search import Edits, best_candidates, force, log_probabilities, next_beams
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis
 from beamline.serving.engine.search.beam_search import BeamSearch, StepView

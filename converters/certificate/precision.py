@@ -1,0 +1,121 @@
+"""The same requests through the float32 graphs and through lowered ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beamline.converters.certificate.graph_runner import Case, GraphRunner
+from beamline.serving.contract.manifest import Manifest
+
+_WIDTH, _STEPS = 4, 12
+_LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34) * 4
+# Largest and mean difference of a log-probability. The shipped model shows 0.005 and 0.0005 in float16, 0.06 and 0.01
+# in bfloat16; ten times as much is another model. 8-bit weights move single words by more, and many beams: there the
+# mean decides, and a mistake would make it far larger.
+_LIMITS = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.1), "int8": (None, 0.5), "int4": (None, 1.0)}
+_SAME_BEST = {"float16": 0.8, "bfloat16": 0.5, "int8": 0.0, "int4": 0.0}
+
+
+@dataclass(frozen=True)
+class PrecisionCheck:
+    """A part of `parity.json`."""
+
+    precision: str
+    max_log_prob_difference: float
+    mean_log_prob_difference: float
+    same_best_share: float  # requests whose best beam is the same as in float32, token for token
+    requests_compared: int
+    max_log_prob_allowed: float | None
+    mean_log_prob_allowed: float
+    same_best_required: float
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        return [
+            (
+                f"{self.precision}, largest difference to float32",
+                f"{self.max_log_prob_difference:.2e}",
+                "" if self.max_log_prob_allowed is None else f"<= {self.max_log_prob_allowed:g}",
+            ),
+            (
+                f"{self.precision}, mean difference to float32",
+                f"{self.mean_log_prob_difference:.2e}",
+                f"<= {self.mean_log_prob_allowed:g}",
+            ),
+            (
+                f"{self.precision}, same best beam, of {self.requests_compared}",
+                f"{self.same_best_share:.2%}",
+                f">= {self.same_best_required:.0%}",
+            ),
+        ]
+
+    def problems(self) -> list[str]:
+        found = []
+        allowed = np.inf if self.max_log_prob_allowed is None else self.max_log_prob_allowed
+        if not self.max_log_prob_difference <= allowed:  # also catches a NaN
+            found.append(f"log-probabilities differ by up to {self.max_log_prob_difference:.3g}")
+        if not self.mean_log_prob_difference <= self.mean_log_prob_allowed:
+            found.append(f"log-probabilities differ by {self.mean_log_prob_difference:.3g} on average")
+        if self.same_best_share < self.same_best_required:
+            found.append(f"only {self.same_best_share:.0%} of the best beams are the same")
+        return found
+
+
+def compare(
+    folder: Path, manifest: Manifest, lowered: Path, lowered_manifest: Manifest, precision: str, optimise: bool = True
+) -> PrecisionCheck:
+    """Greedy likes to be lucky; a beam of four sees near ties. The log-probabilities are those of what float32 says."""
+    full, other = GraphRunner(folder, manifest), GraphRunner(lowered, lowered_manifest, optimise)
+    width = min(_WIDTH, manifest.limits.max_beam_size)
+    steps = min(_STEPS, manifest.limits.max_target_length - 1)
+    cases = _random_cases(manifest, steps)
+    expected, found = full.beams(cases, width, steps), other.beams(cases, width, steps)
+    same = [a.sequences[0] == b.sequences[0] for a, b in zip(expected, found, strict=True)]
+    said = [beams.sequences[0] for beams in expected]
+    difference = np.abs(_teacher_forced(full, cases, said, steps) - _teacher_forced(other, cases, said, steps))
+    largest, mean = _LIMITS[precision]
+    return PrecisionCheck(
+        precision,
+        float(difference.max()),
+        float(difference.mean()),
+        sum(same) / len(same),
+        len(same),
+        largest,
+        mean,
+        _SAME_BEST[precision],
+    )
+
+
+def _random_cases(manifest: Manifest, steps: int) -> list[Case]:
+    chance = np.random.default_rng(2)
+    vocabulary, limits = manifest.vocabulary, manifest.limits
+    words = [word for word in range(vocabulary.source_size) if word != vocabulary.pad_id]
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(chance.choice(words, length).tolist())
+
+    if manifest.task == "generate":
+        longest = min(limits.max_source_length, limits.max_target_length - steps)
+        return [Case((), text(length)) for length in _LENGTHS if length <= longest]
+    lengths = [length for length in _LENGTHS if length <= limits.max_source_length]
+    if manifest.feature_width:
+        grids = [chance.standard_normal((length, manifest.feature_width)).astype(np.float32) for length in lengths]
+        return [Case(grid, (vocabulary.start_id,)) for grid in grids]
+    return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
+
+
+def _teacher_forced(
+    graphs: GraphRunner, cases: list[Case], said: list[tuple[int, ...]], steps: int
+) -> NDArray[np.float32]:
+    """[cases, steps]: of the words behind each prompt."""
+    longest = max(map(len, said)) - 1
+    targets = np.full((len(said), longest), graphs.manifest.vocabulary.pad_id, np.int64)
+    labels = targets.copy()
+    for row, sequence in enumerate(said):
+        targets[row, : len(sequence) - 1] = sequence[:-1]
+        labels[row, : len(sequence) - 1] = sequence[1:]
+    found = graphs.token_log_probs(cases, targets, labels)
+    return np.stack([found[row, len(sequence) - 1 - steps : len(sequence) - 1] for row, sequence in enumerate(said)])

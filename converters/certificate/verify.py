@@ -1,0 +1,222 @@
+"""The exported graphs against the original PyTorch model, and the certificate of it.
+
+The graphs are run as a server would (`graph_runner.py`), over a grid of beam widths and lengths of sources or prompts,
+every request alone and all of them in one batch. Beside them runs a plain beam search over the original model, without
+caches and without batching. Both must keep the same beams with the same scores. The score graph must give the
+original's log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from beamline.converters.certificate.graph_runner import Beams, Case, GraphRunner, Source
+from beamline.converters.certificate.parity import ParityCertificate, Row
+from beamline.converters.certificate.parity_text import parity_lines
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from beamline.converters.certificate.precision import PrecisionCheck
+    from beamline.converters.passes.calibration import Calibration
+    from beamline.converters.tasks.generation import LoadedModel
+
+TIE = 1e-4  # two candidates whose scores differ by less may be taken in either order
+BEAM_WIDTHS = (1, 2, 4)
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
+STEPS = 12
+TEXT_LINES = 2000
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    log_prob: float = 1e-3
+    beam_exact: float = 1.0  # the share of requests that must keep the very same beams, ties aside
+    text_exact: float = 1.0
+
+
+@dataclass(frozen=True)
+class Certificate(ParityCertificate):
+    max_log_prob_difference: float
+    beam_exact_share: float
+    beams_compared: int
+    ties: int
+    text_exact_share: float
+    lines_compared: int
+    tolerance: Tolerance
+    created_with: dict[str, str]
+    lowered: PrecisionCheck | None = None  # where the verified graphs were then brought to another precision
+    calibration: Calibration | None = None  # where activations got fixed scales
+
+    def rows(self) -> list[Row]:
+        rows = [
+            (
+                "largest log-probability difference",
+                f"{self.max_log_prob_difference:.2e}",
+                f"<= {self.tolerance.log_prob:g}",
+            ),
+            (
+                f"identical beams, of {self.beams_compared} ({self.ties} ties)",
+                f"{self.beam_exact_share:.2%}",
+                f">= {self.tolerance.beam_exact:.0%}",
+            ),
+            (
+                f"identical ids and text, of {self.lines_compared} lines",
+                f"{self.text_exact_share:.2%}",
+                f">= {self.tolerance.text_exact:.0%}",
+            ),
+        ]
+        if self.lowered is not None:
+            rows += self.lowered.rows()
+        if self.calibration is not None:
+            rows += self.calibration.rows()
+        return rows
+
+    def problems(self) -> list[str]:
+        found = []
+        if not self.max_log_prob_difference <= self.tolerance.log_prob:  # also catches a NaN
+            found.append(f"log-probabilities differ by up to {self.max_log_prob_difference:.3g}")
+        if self.beam_exact_share < self.tolerance.beam_exact:
+            found.append(f"only {self.beam_exact_share:.2%} of the beams are identical")
+        if self.text_exact_share < self.tolerance.text_exact:
+            found.append(f"only {self.text_exact_share:.2%} of the lines have identical ids and text")
+        return found
+
+
+def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance) -> Certificate:
+    graphs = GraphRunner(folder, manifest)
+    cases = _random_cases(manifest)
+    difference = _score_difference(graphs, loaded, cases, manifest)
+    compared = exact = ties = 0
+    for width in BEAM_WIDTHS:
+        if width > manifest.limits.max_beam_size:
+            continue
+        steps = _steps(manifest)
+        expected = [_plain_beams(loaded, case, width, steps) for case in cases]
+        alone = [graphs.beams([case], width, steps)[0] for case in cases]
+        batched = graphs.beams(cases, width, steps)
+        for (want, margin), *found in zip(expected, alone, batched, strict=True):
+            for got in found:
+                compared += 1
+                if got.sequences == want.sequences:
+                    exact += 1
+                    difference = max(difference, float(np.abs(got.scores - want.scores).max()))
+                elif margin < TIE:
+                    exact += 1
+                    ties += 1
+    lines = parity_lines(TEXT_LINES)
+    certificate = Certificate(
+        max_log_prob_difference=difference,
+        beam_exact_share=exact / compared,
+        beams_compared=compared,
+        ties=ties,
+        text_exact_share=_text_exact_share(folder, manifest, loaded, lines),
+        lines_compared=len(lines),
+        tolerance=tolerance,
+        created_with=manifest.created_with,
+    )
+    certificate.check()
+    return certificate
+
+
+def _steps(manifest: Manifest) -> int:
+    return min(STEPS, manifest.limits.max_target_length - 1)
+
+
+def _random_cases(manifest: Manifest) -> list[Case]:
+    random = np.random.default_rng(0)
+    vocabulary, limits = manifest.vocabulary, manifest.limits
+    words = [word for word in range(vocabulary.source_size) if word != vocabulary.pad_id]
+
+    def text(length: int) -> tuple[int, ...]:
+        return tuple(random.choice(words, length).tolist())
+
+    if manifest.task == "generate":
+        room = limits.max_target_length - _steps(manifest)
+        return [Case((), text(length)) for length in LENGTHS if length <= min(room, limits.max_source_length)]
+    lengths = [length for length in LENGTHS if length <= limits.max_source_length]
+    if manifest.feature_width:
+        grids = [random.standard_normal((length, manifest.feature_width)).astype(np.float32) for length in lengths]
+        return [Case(grid, (vocabulary.start_id,)) for grid in grids]
+    return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
+
+
+# -- the original --------------------------------------------------------------------------------------------------
+
+
+def _log_probs(loaded: LoadedModel, source: Source, targets: Sequence[Sequence[int]]) -> torch.Tensor:
+    """[targets, T, V], by the original, one source for all."""
+    given = torch.tensor([list(target) for target in targets])
+    with torch.no_grad():
+        if loaded.task == "generate":
+            logits = loaded.original(given)
+        else:
+            ids = torch.from_numpy(np.stack([np.asarray(source)] * len(targets)))
+            logits = loaded.original(ids, torch.ones(ids.shape[:2], dtype=torch.bool), given)
+    return logits.float().log_softmax(-1)
+
+
+def _plain_beams(loaded: LoadedModel, case: Case, width: int, steps: int) -> tuple[Beams, float]:
+    """Beam search without ends: the living beams after so many steps, and by how much the closest decision was made."""
+    eos = set(loaded.vocabulary.eos_ids)
+    beams: list[tuple[tuple[int, ...], float]] = [(case.prompt, 0.0)]
+    margin = np.inf
+    for _ in range(steps):
+        last = _log_probs(loaded, case.source, [sequence for sequence, _ in beams])[:, -1]
+        if loaded.forbidden:  # only where log-probabilities are renormalised
+            last[:, list(loaded.forbidden)] = -torch.inf
+            last = last.log_softmax(-1)
+        top = last.topk(min(2 * width + len(eos) * width + 1, last.shape[1]))
+        extended = [
+            ((*sequence, token), score + value)
+            for (sequence, score), values, tokens in zip(beams, top.values.tolist(), top.indices.tolist(), strict=True)
+            for value, token in zip(values, tokens, strict=True)
+            if token not in eos
+        ]
+        extended.sort(key=lambda beam: -beam[1])
+        closest = min(a[1] - b[1] for a, b in pairwise(extended[: width + 1]))
+        margin = min(margin, closest)
+        beams = extended[:width]
+    return Beams([sequence for sequence, _ in beams], np.array([score for _, score in beams], np.float32)), margin
+
+
+def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest) -> float:
+    """The score graph over random targets, all in one batch, against the original one by one."""
+    random = np.random.default_rng(1)
+    text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
+    if manifest.task == "translate":
+        text[:, 0] = manifest.vocabulary.start_id
+    targets, labels = text[:, :-1], text[:, 1:]
+    found = graphs.token_log_probs(cases, targets, labels)
+    difference = 0.0
+    for row, case in enumerate(cases):
+        expected = _log_probs(loaded, case.source, [targets[row].tolist()])[0]
+        wanted = expected.gather(1, torch.tensor(labels[row])[:, None])[:, 0].numpy()
+        difference = max(difference, float(np.abs(found[row] - wanted).max()))
+    return difference
+
+
+# -- the tokenizers ------------------------------------------------------------------------------------------------
+
+
+def _text_exact_share(folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Sequence[str]) -> float:
+    source = TextTokenizer.load(folder / manifest.tokenizers.source.file)
+    target = TextTokenizer.load(folder / manifest.tokenizers.target.file)
+
+    def same(line: str) -> bool:
+        ids = loaded.source_tokenizer.encode(line)
+        target_ids = loaded.target_tokenizer.encode(line)
+        return (
+            source.encode(line) == ids
+            and target.encode(line) == target_ids
+            and target.decode(target_ids) == loaded.target_tokenizer.decode(target_ids)
+        )
+
+    return sum(map(same, lines)) / len(lines)

@@ -1,0 +1,97 @@
+"""Hugging Face's generation_config.json -> our decoding defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from beamline.converters.checkpoints.files import reasons_of
+from beamline.serving.contract.manifest import DecodingDefaults, Limits
+from beamline.serving.errors import UnsupportedCheckpoint
+
+# What we can't do, and the values at which it does nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "penalty_alpha": (0.0,),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ([], {}),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "exponential_decay_length_penalty": (),
+    "guidance_scale": (1.0,),
+    "forced_decoder_ids": ([],),
+    "min_new_tokens": (),
+    "stop_strings": (),
+}
+_NEVER_SAMPLES = {"do_sample": (False,), **_NEUTRAL, "max_new_tokens": ()}
+_NEUTRAL_SAMPLING = {"typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": ()}
+_SINGLE = {"forced_bos_token_id": "forced_bos_id", "forced_eos_token_id": "forced_eos_id"}
+_SAME = ("length_penalty", "early_stopping", "min_length", "no_repeat_ngram_size", "repetition_penalty")
+
+
+def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
+    """Of an encoder-decoder."""
+    values = {"max_length": content.get("max_length") or 20}
+    return _defaults(content, _NEVER_SAMPLES, values, limits, what)
+
+
+def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
+    """Of a language model. Hugging Face would stop after 20 tokens where nothing is said; that is nobody's wish."""
+    values: dict[str, Any] = {"max_length": content.get("max_length") or limits.max_target_length}
+    values["max_new_tokens"] = content.get("max_new_tokens")
+    stated = {name: content[name] for name in ("top_k", "top_p", "min_p") if content.get(name) is not None}
+    if not content.get("do_sample"):
+        return _defaults(content, _NEUTRAL, values | stated, limits, what)
+    temperature = content.get("temperature")
+    values["temperature"] = 1.0 if temperature is None else temperature
+    values["top_k"] = 50  # theirs, where a checkpoint that samples says nothing
+    return _defaults(content, {**_NEUTRAL, **_NEUTRAL_SAMPLING}, values | stated, limits, what)
+
+
+def _defaults(
+    content: dict[str, Any], neutral: dict[str, tuple[Any, ...]], known: dict[str, Any], limits: Limits, what: str
+) -> DecodingDefaults:
+    reasons = [
+        f"generation setting {name} is {content[name]!r}, which is not supported"
+        for name, harmless in neutral.items()
+        if content.get(name) is not None and content[name] not in harmless
+    ]
+    values: dict[str, Any] = {**known, **{name: content[name] for name in _SAME if content.get(name) is not None}}
+    for theirs, ours in _SINGLE.items():
+        value = content.get(theirs)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, list):
+            reasons.append(f"generation setting {theirs} has {len(value)} ids; one is supported")
+        elif value is not None:
+            values[ours] = value
+    values["beam_size"] = content.get("num_beams") or 1
+    values["num_hypotheses"] = content.get("num_return_sequences") or 1
+    values["bad_words"] = content.get("bad_words_ids") or ()
+    values["suppress_tokens"] = content.get("suppress_tokens") or ()
+    try:
+        defaults = DecodingDefaults(**values)
+    except ValidationError as error:
+        reasons += reasons_of(error, "generation setting")
+    if reasons:
+        raise UnsupportedCheckpoint(what, reasons)
+    # A published limit may be above what the model has positions for; what it can do is the limit then.
+    return defaults.model_copy(
+        update={
+            "beam_size": min(defaults.beam_size, limits.max_beam_size),
+            "max_length": min(defaults.max_length, limits.max_target_length),
+        }
+    )
+
+
+def stated_defaults(values: object, limits: Limits, what: str) -> DecodingDefaults:
+    """What a config of ours says under "decoding"; the longest output is the model's limit where it says none."""
+    try:
+        given = TypeAdapter(dict[str, Any]).validate_python(values)
+        return DecodingDefaults(**{"max_length": limits.max_target_length, **given})
+    except ValidationError as error:
+        raise UnsupportedCheckpoint(what, reasons_of(error, "decoding")) from error

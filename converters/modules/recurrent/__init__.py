@@ -1,0 +1,1 @@
+"""Recurrent networks: cells, attention, encoder-decoders, language models, classifiers and embedders."""

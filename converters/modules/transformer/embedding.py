@@ -1,0 +1,78 @@
+"""Tokens and their positions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from beamline.converters.modules.transformer.attention import Angles
+from beamline.converters.modules.transformer.config import StackConfig
+
+_LEARNED_SPREAD: Final = 0.02
+
+
+def sinusoidal_table(kind: str, length: int, width: int) -> Tensor:
+    """[length, width]: sin/cos interleaved, or in two halves."""
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    if kind == "sinusoidal_halves":
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.stack([angles.sin(), angles.cos()], dim=2).reshape(length, width)
+
+
+class Rotary(nn.Module):
+    """Tables instead of angles computed in the graph: cosines of large numbers are where runtimes differ."""
+
+    cos: Tensor  # [positions, D/2]
+    sin: Tensor
+
+    def __init__(self, positions: int, head_width: int) -> None:
+        super().__init__()
+        self.positions = positions
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.zeros(positions, head_width // 2), persistent=False)
+
+    def set_frequencies(self, frequencies: Tensor, scaling: float) -> None:
+        """frequencies [D/2], by whatever rule a checkpoint has for long texts; `scaling` multiplies what is turned."""
+        angles = torch.arange(self.positions).float()[:, None] * frequencies.float()
+        self.cos, self.sin = angles.cos() * scaling, angles.sin() * scaling
+
+    def forward(self, positions: Tensor) -> Angles:
+        return Angles(F.embedding(positions, self.cos), F.embedding(positions, self.sin))
+
+
+class Embedding(nn.Module):
+    """Tokens [B, T] -> [B, T, d], with their positions where these are added."""
+
+    def __init__(self, config: StackConfig, tokens: nn.Embedding) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.scale = config.embedding_scale
+        self.dropout = nn.Dropout(config.dropout)
+        self.kind = config.positions
+        self.rotary: Rotary | None = None
+        if self.kind == "learned":
+            self.table: Tensor = nn.Parameter(torch.randn(config.max_positions, config.d_model) * _LEARNED_SPREAD)
+        elif self.kind == "rotary":
+            self.rotary = Rotary(config.max_positions, config.attention.head_width)
+        elif self.kind != "none":
+            table = sinusoidal_table(self.kind, config.max_positions, config.d_model)
+            self.register_buffer("table", table, persistent=False)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """positions broadcasts against tokens: [T], [B, T], or [B, 1] for one position per request."""
+        x: Tensor = self.tokens(tokens)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.kind == "learned":
+            x = x + F.embedding(positions, self.table)
+        elif self.kind.startswith("sinusoidal"):
+            # Indexed, so that it is not taken for an embedding whose rows may be rounded to 8 bits.
+            x = x + self.table[positions]
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+    def angles(self, tokens: Tensor, positions: Tensor) -> Angles | None:
+        """Of rotary positions, which are not added but turn queries and keys; for each of the tokens."""
+        return None if self.rotary is None else self.rotary(positions.expand(tokens.shape))

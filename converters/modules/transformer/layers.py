@@ -1,0 +1,105 @@
+"""Norms, activations, feed-forward, and the layer that puts them around attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from beamline.converters.modules.transformer.attention import Angles, Attend, CrossAttention, SelfAttention
+from beamline.converters.modules.transformer.config import FeedForwardConfig, NormConfig, StackConfig
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+CrossAttend = Callable[[CrossAttention, Tensor], Tensor]  # a layer's own module, and what asks [B, T, d] -> [B, T, d]
+
+
+def make_norm(config: NormConfig, width: int) -> nn.Module:
+    return nn.RMSNorm(width, config.eps) if config.kind == "rms" else nn.LayerNorm(width, config.eps)
+
+
+def make_final_norm(config: StackConfig) -> nn.Module:
+    return make_norm(config.norm, config.d_model) if config.norm.final else nn.Identity()
+
+
+class FeedForward(nn.Module):
+    """A gated one projects gate and up by one matrix."""
+
+    def __init__(self, d_model: int, config: FeedForwardConfig, dropout: float) -> None:
+        super().__init__()
+        self.gated = config.gated
+        self.activation = ACTIVATIONS[config.activation]
+        self.inner = nn.Linear(d_model, config.width * (2 if config.gated else 1), bias=config.bias)
+        self.outer = nn.Linear(config.width, d_model, bias=config.bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.inner(x)
+        if self.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            active = self.activation(gate) * up
+        else:
+            active = self.activation(inner)
+        return self.outer(self.dropout(active))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """Of an encoder, a decoder with cross-attention, or a language model."""
+
+    def __init__(self, config: StackConfig, memory_width: int) -> None:
+        super().__init__()
+        self.pre = config.norm.placement == "pre"
+        self.dropout = nn.Dropout(config.dropout)
+        self.attention = SelfAttention(config.d_model, config.attention)
+        self.attention_norm = make_norm(config.norm, config.d_model)
+        self.cross_attention: CrossAttention | None = None
+        if config.cross_attention is not None:
+            self.cross_attention = CrossAttention(config.d_model, memory_width, config.cross_attention)
+            self.cross_attention_norm = make_norm(config.norm, config.d_model)
+        self.feed_forward = FeedForward(config.d_model, config.feed_forward, config.dropout)
+        self.feed_forward_norm = make_norm(config.norm, config.d_model)
+
+    def forward(self, x: Tensor, attend: Attend, angles: Angles | None, cross_attend: CrossAttend | None) -> Tensor:
+        """How a position attends is the caller's: over a whole text at once, or over the cached tree."""
+        x = self.sublayer(x, self.attention_norm, lambda y: self.attention(y, attend, angles))
+        cross = self.cross_attention
+        if cross is not None:
+            assert cross_attend is not None
+            x = self.sublayer(x, self.cross_attention_norm, lambda y: cross_attend(cross, y))
+        return self.sublayer(x, self.feed_forward_norm, self.feed_forward)
+
+    def sublayer(self, x: Tensor, norm: nn.Module, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """With its residual, and its norm before or after."""
+        if self.pre:
+            return x + self.dropout(compute(norm(x)))  # type: ignore[no-any-return]
+        return norm(x + self.dropout(compute(x)))  # type: ignore[no-any-return]
+
+
+class Stack(nn.ModuleList):
+    """The layers of an encoder or a decoder. `memory_width` is that of an encoder that they attend to."""
+
+    def __init__(self, config: StackConfig, memory_width: int = 0) -> None:
+        super().__init__(Layer(config, memory_width) for _ in range(config.layers))
+
+    def layers(self) -> Iterator[Layer]:
+        return (cast(Layer, layer) for layer in self)
+
+    def run(
+        self,
+        x: Tensor,
+        attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+        angles: Angles | None = None,
+        cross_attend: Callable[[int, CrossAttention, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """[B, T, d] -> [B, T, d], before the final norm. Both callables get the layer's number first."""
+        for number, layer in enumerate(self.layers()):
+            cross = None if cross_attend is None else partial(cross_attend, number)
+            x = layer(x, partial(attend, number), angles, cross)
+        return x

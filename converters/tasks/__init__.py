@@ -1,0 +1,1 @@
+"""What the five beats of a conversion are for a model that generates, and for one that is pooled."""

@@ -1,0 +1,1 @@
+"""A version's files in a model repository."""
