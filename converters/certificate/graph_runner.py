@@ -63,21 +63,14 @@ class GraphRunner:
     def beams(self, cases: Sequence[Case], width: int, steps: int) -> list[Beams]:
         """What lives after so many steps from the prompts' ends; the prompts may have different lengths."""
         feeds = self._start(cases, width, steps)
-        if self.prefill is not None:
-            self._read_prompts(cases, feeds)
-        else:
-            feeds["tokens"][:] = [[case.prompt[0]] for case in cases]
-        carried = ["tokens", "positions", "write_index", "scores", "ancestry"]
-        carried += [tensor.name for tensor in self.manifest.state if tensor.kind is not StateKind.MEMORY]
+        self._read_sources(cases, feeds)
         kept = [[case.prompt] * width for case in cases]
         found: dict[int, Beams] = {}
         while len(found) < len(cases):
             # Without a graph for prompts, they are the forced beginning of what is generated.
             places = feeds["positions"]
             rest = [case.prompt[place + 1 : place + 2] for case, place in zip(cases, places, strict=True)]
-            feeds["forced"] = np.array([word[0] if word else -1 for word in rest])
-            outputs = self._run("step", feeds)
-            feeds |= {name: outputs[f"next_{name}"] for name in carried}
+            outputs = self._step(feeds, rest)
             for row, case in enumerate(cases):
                 if rest[row]:
                     continue
@@ -86,6 +79,28 @@ class GraphRunner:
                 if len(kept[row][0]) == len(case.prompt) + steps:
                     found[row] = Beams(kept[row], feeds["scores"][row].copy())
         return [found[row] for row in range(len(cases))]
+
+    def best_words(
+        self, cases: Sequence[Case], forced: Sequence[Sequence[int]], steps: int
+    ) -> tuple[list[tuple[int, ...]], list[list[int]]]:
+        """Greedily, so many steps from the prompts' ends, along forced words where there are any: what was written, and
+        what each step thought best, be it an end or forced otherwise."""
+        feeds = self._start(cases, 1, steps)
+        self._read_sources(cases, feeds)
+        written: list[list[int]] = [[] for _ in cases]
+        best: list[list[int]] = [[] for _ in cases]
+        while any(len(words) < steps for words in best):
+            places = [int(place) for place in feeds["positions"]]
+            rest = [
+                (*case.prompt, *words)[place + 1 : place + 2]
+                for case, words, place in zip(cases, forced, places, strict=True)
+            ]
+            outputs = self._step(feeds, rest)
+            for row, case in enumerate(cases):
+                if places[row] >= len(case.prompt) - 1 and len(best[row]) < steps:
+                    best[row].append(int(outputs["candidate_tokens"][row, 0]))
+                    written[row].append(int(outputs["next_tokens"][row, 0]))
+        return [tuple(words) for words in written], best
 
     def _start(self, cases: Sequence[Case], width: int, steps: int) -> Feeds:
         batch, longest = len(cases), max(len(case.prompt) for case in cases)
@@ -124,6 +139,23 @@ class GraphRunner:
                 sizes = [axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape]
                 feeds[tensor.name] = np.zeros(sizes, tensor.dtype)
         return feeds
+
+    def _read_sources(self, cases: Sequence[Case], feeds: Feeds) -> None:
+        """Up to where the first step begins: behind the prompts where there is a graph for them, else at their first
+        words, and the others are forced."""
+        if self.prefill is not None:
+            self._read_prompts(cases, feeds)
+        else:
+            feeds["tokens"][:] = [[case.prompt[0]] for case in cases]
+
+    def _step(self, feeds: Feeds, forced: Sequence[Sequence[int]]) -> Feeds:
+        """One step, whose results are in the feeds for the next one; `forced` has one word for a row, or none."""
+        carried = ["tokens", "positions", "write_index", "scores", "ancestry"]
+        carried += [tensor.name for tensor in self.manifest.state if tensor.kind is not StateKind.MEMORY]
+        feeds["forced"] = np.array([word[0] if word else -1 for word in forced])
+        outputs = self._run("step", feeds)
+        feeds |= {name: outputs[f"next_{name}"] for name in carried}
+        return outputs
 
     def _read_prompts(self, cases: Sequence[Case], feeds: Feeds) -> None:
         """All but the last token of each, in chunks; rows that are through with it get padding, as in a server."""

@@ -2,22 +2,23 @@
 
 The graphs are run as a server would (`graph_runner.py`), over a grid of beam widths and lengths of sources or prompts,
 every request alone and all of them in one batch. Beside them runs a plain beam search over the original model, without
-caches and without batching. Both must keep the same beams with the same scores. The score graph must give the
-original's log-probabilities.
+caches and without batching (`original.py`). Both must keep the same beams with the same scores. The score graph must
+give the original's log-probabilities. One comparison goes to the model's limit (`long_sequences.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from beamline.converters.certificate.graph_runner import Beams, Case, GraphRunner, Source
+from beamline.converters.certificate.graph_runner import Case, GraphRunner
+from beamline.converters.certificate.long_sequences import compare_long
+from beamline.converters.certificate.original import log_probs, plain_beams
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
 from beamline.serving.contract.manifest import Manifest
@@ -48,6 +49,7 @@ class Certificate(ParityCertificate):
     beam_exact_share: float
     beams_compared: int
     ties: int
+    longest_compared: int  # tokens of a source, or of a prompt and what follows it
     text_exact_share: float
     lines_compared: int
     tolerance: Tolerance
@@ -67,6 +69,7 @@ class Certificate(ParityCertificate):
                 f"{self.beam_exact_share:.2%}",
                 f">= {self.tolerance.beam_exact:.0%}",
             ),
+            ("longest sequence compared, in tokens", str(self.longest_compared), ""),
             (
                 f"identical ids and text, of {self.lines_compared} lines",
                 f"{self.text_exact_share:.2%}",
@@ -99,7 +102,7 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
         if width > manifest.limits.max_beam_size:
             continue
         steps = _steps(manifest)
-        expected = [_plain_beams(loaded, case, width, steps) for case in cases]
+        expected = [plain_beams(loaded, case, width, steps) for case in cases]
         alone = [graphs.beams([case], width, steps)[0] for case in cases]
         batched = graphs.beams(cases, width, steps)
         for (want, margin), *found in zip(expected, alone, batched, strict=True):
@@ -111,12 +114,14 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
                 elif margin < TIE:
                     exact += 1
                     ties += 1
+    longest = compare_long(graphs, loaded, cases[0], TIE)
     lines = parity_lines(TEXT_LINES)
     certificate = Certificate(
-        max_log_prob_difference=difference,
-        beam_exact_share=exact / compared,
-        beams_compared=compared,
-        ties=ties,
+        max_log_prob_difference=max(difference, longest.difference),
+        beam_exact_share=(exact + longest.exact) / (compared + longest.compared),
+        beams_compared=compared + longest.compared,
+        ties=ties + longest.ties,
+        longest_compared=longest.tokens,
         text_exact_share=_text_exact_share(folder, manifest, loaded, lines),
         lines_compared=len(lines),
         tolerance=tolerance,
@@ -148,45 +153,6 @@ def _random_cases(manifest: Manifest) -> list[Case]:
     return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
-# -- the original --------------------------------------------------------------------------------------------------
-
-
-def _log_probs(loaded: LoadedModel, source: Source, targets: Sequence[Sequence[int]]) -> torch.Tensor:
-    """[targets, T, V], by the original, one source for all."""
-    given = torch.tensor([list(target) for target in targets])
-    with torch.no_grad():
-        if loaded.task == "generate":
-            logits = loaded.original(given)
-        else:
-            ids = torch.from_numpy(np.stack([np.asarray(source)] * len(targets)))
-            logits = loaded.original(ids, torch.ones(ids.shape[:2], dtype=torch.bool), given)
-    return logits.float().log_softmax(-1)
-
-
-def _plain_beams(loaded: LoadedModel, case: Case, width: int, steps: int) -> tuple[Beams, float]:
-    """Beam search without ends: the living beams after so many steps, and by how much the closest decision was made."""
-    eos = set(loaded.vocabulary.eos_ids)
-    beams: list[tuple[tuple[int, ...], float]] = [(case.prompt, 0.0)]
-    margin = np.inf
-    for _ in range(steps):
-        last = _log_probs(loaded, case.source, [sequence for sequence, _ in beams])[:, -1]
-        if loaded.forbidden:  # only where log-probabilities are renormalised
-            last[:, list(loaded.forbidden)] = -torch.inf
-            last = last.log_softmax(-1)
-        top = last.topk(min(2 * width + len(eos) * width + 1, last.shape[1]))
-        extended = [
-            ((*sequence, token), score + value)
-            for (sequence, score), values, tokens in zip(beams, top.values.tolist(), top.indices.tolist(), strict=True)
-            for value, token in zip(values, tokens, strict=True)
-            if token not in eos
-        ]
-        extended.sort(key=lambda beam: -beam[1])
-        closest = min(a[1] - b[1] for a, b in pairwise(extended[: width + 1]))
-        margin = min(margin, closest)
-        beams = extended[:width]
-    return Beams([sequence for sequence, _ in beams], np.array([score for _, score in beams], np.float32)), margin
-
-
 def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest) -> float:
     """The score graph over random targets, all in one batch, against the original one by one."""
     random = np.random.default_rng(1)
@@ -197,7 +163,7 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
     found = graphs.token_log_probs(cases, targets, labels)
     difference = 0.0
     for row, case in enumerate(cases):
-        expected = _log_probs(loaded, case.source, [targets[row].tolist()])[0]
+        expected = log_probs(loaded, case.source, [targets[row].tolist()])[0]
         wanted = expected.gather(1, torch.tensor(labels[row])[:, None])[:, 0].numpy()
         difference = max(difference, float(np.abs(found[row] - wanted).max()))
     return difference

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from beamline.converters.certificate.graph_runner import Case, Feeds, GraphRunner
+from beamline.converters.certificate.text_cases import longest_text, text_cases
 from beamline.converters.version.weights import sha256_of
 from beamline.serving.contract.manifest import FIXED_SCALES, File, Graphs, Manifest
 from beamline.serving.errors import ConversionError
-from beamline.serving.text.tokenizer import TextTokenizer
 
 LINES = 64
 _TOGETHER = 8
@@ -89,17 +89,9 @@ def calibration_cases(folder: Path, manifest: Manifest, lines: Sequence[str]) ->
     """The first lines that are neither empty nor too long."""
     if manifest.feature_width:
         raise ConversionError("--calibrate reads text, but this model's encoder reads features")
-    writes = manifest.task == "generate"
-    tokenizer = TextTokenizer.load(folder / manifest.tokenizers.source.file)
-    longest = min(manifest.limits.max_source_length, manifest.limits.max_target_length - 2)
-    cases = []
-    for line in lines:
-        ids = tuple(tokenizer.encode(line)) if line.strip() else ()
-        if ids and len(ids) <= longest:
-            cases.append(Case((), ids) if writes else Case(ids, (manifest.vocabulary.start_id,)))
-        if len(cases) == LINES:
-            break
+    cases = text_cases(folder, manifest, lines, LINES)
     if not cases:
+        longest = longest_text(manifest)
         raise ConversionError(f"there is nothing to calibrate by: every line has more than {longest} tokens, or none")
     return cases
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from beamline.converters.certificate.graph_runner import Case
 from beamline.converters.certificate.precision import PrecisionCheck, compare
 from beamline.converters.passes.half import half_state, simulated, to_half
 from beamline.converters.passes.int4 import quantise_blocks
@@ -64,15 +65,18 @@ _ADVICE = {
 }
 
 
-def lower(folder: Path, manifest: Manifest, precision: str) -> tuple[Manifest, PrecisionCheck]:
-    """Replaces the graphs of a version that is still being made. Raises `ParityFailure` where they differ too much."""
+def lower(
+    folder: Path, manifest: Manifest, precision: str, text: Sequence[Case] = ()
+) -> tuple[Manifest, PrecisionCheck]:
+    """Replaces the graphs of a version that is still being made. Raises `ParityFailure` where they differ too much, on
+    random words or on real text."""
     if precision not in LOWERINGS:
         raise ConversionError(f"{precision} is no precision that graphs can be brought to: {', '.join(LOWERINGS)}")
     lowering = LOWERINGS[precision]
     work = folder / _WORK
     lowered = write_lowered(folder, manifest, work, precision, lowering.graph, lowering.state(manifest.state))
     if lowering.simulate is None:
-        check = compare(folder, manifest, work, lowered, precision)
+        check = compare(folder, manifest, work, lowered, precision, text=text)
     else:
         check = _compare_simulated(folder, manifest, precision, lowering)
     if check.problems():

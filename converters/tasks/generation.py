@@ -9,6 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from beamline.converters.certificate.text_cases import documentation_cases
 from beamline.converters.certificate.verify import Certificate, Tolerance, verify
 from beamline.converters.checkpoints.files import every_reason
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
@@ -94,7 +95,8 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
         draft.advance("verify")
         certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
-            manifest, check = lower(folder, manifest, draft.precision)
+            text = typical or documentation_cases(folder, manifest)
+            manifest, check = lower(folder, manifest, draft.precision, text)
             certificate = replace(certificate, lowered=check)
         if typical:
             manifest, calibration = calibrate(folder, manifest, typical)

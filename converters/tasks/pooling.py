@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from beamline.converters.certificate.long_sequences import LONGEST
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
 from beamline.converters.certificate.verify import LENGTHS, TEXT_LINES, TIE
@@ -134,6 +135,7 @@ def verify_pooled(
     random = np.random.default_rng(0)
     words = [word for word in range(manifest.vocabulary_size) if word != manifest.pad_id]
     lengths = [length for length in LENGTHS if length <= manifest.max_source_length]
+    lengths.append(min(LONGEST, manifest.max_source_length))
     sources = [random.choice(words, length).tolist() for length in lengths]
     expected = [_original(loaded, source) for source in sources]
     batched = _run(session, sources, manifest.pad_id)

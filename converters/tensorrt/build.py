@@ -12,7 +12,7 @@ from typing import Any
 
 from beamline.converters.tensorrt import lint
 from beamline.converters.tensorrt.graph import Graph
-from beamline.converters.tensorrt.library import Library, Protocol, logger_for
+from beamline.converters.tensorrt.library import BuildLog, Library, logger_for
 from beamline.converters.tensorrt.profiles import Extent, profile
 from beamline.converters.version.atomic_write import write_whole
 from beamline.serving.contract.manifest import AnyManifest, File
@@ -59,12 +59,10 @@ def build(
     capability: str,
     timing_cache: Path | None = None,
 ) -> Built:
-    """parse -> lint -> profiles -> build. Raises `BuildFailure` with every problem at once."""
-    found = lint.problems(graph)
-    if found:
-        raise BuildFailure(str(graph.path), found)
+    """lint -> parse -> profiles -> build. Raises `BuildFailure` with every problem at once."""
+    refuse_unbuildable(graph)
     began = time.perf_counter()
-    trt, said = library.module, Protocol()
+    trt, said = library.module, BuildLog()
     logger = logger_for(library, said)
     builder = trt.Builder(logger)
     network = _parse(graph, library, builder, logger, said)
@@ -93,7 +91,14 @@ def build(
     )
 
 
-def _parse(graph: Graph, library: Library, builder: Any, logger: Any, said: Protocol) -> Any:
+def refuse_unbuildable(graph: Graph) -> None:
+    """Raises `BuildFailure` for what TensorRT is known not to take, or to take and compute wrongly."""
+    found = lint.problems(graph)
+    if found:
+        raise BuildFailure(str(graph.path), found)
+
+
+def _parse(graph: Graph, library: Library, builder: Any, logger: Any, said: BuildLog) -> Any:
     trt = library.module
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)

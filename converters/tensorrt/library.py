@@ -48,7 +48,7 @@ def find_library(wanted: str | None = None) -> Library:
 
 
 @dataclass
-class Protocol:
+class BuildLog:
     """What was said while one plan was built."""
 
     parsing: bool = True
@@ -76,20 +76,20 @@ class Protocol:
 _listeners: dict[str, Any] = {}
 
 
-def logger_for(library: Library, protocol: Protocol) -> Any:
-    """The library's logger, which writes into this protocol from now on. There is one for all builds: TensorRT ignores
+def logger_for(library: Library, log: BuildLog) -> Any:
+    """The library's logger, which writes into this log from now on. There is one for all builds: TensorRT ignores
     another one as long as anything lives that was made with the first, and a failed build's traceback may keep that."""
     trt = library.module
 
     class Listener(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self.protocol = protocol
+            self.entries = log
 
         def log(self, severity: Any, message: str) -> None:
-            self.protocol.hear(severity.name, message)
+            self.entries.hear(severity.name, message)
 
     listener = _listeners.get(library.name) or Listener()
-    listener.protocol = protocol
+    listener.entries = log
     _listeners[library.name] = listener
     return listener

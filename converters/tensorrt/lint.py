@@ -54,7 +54,18 @@ def problems(graph: Graph) -> list[str]:
     for node in all_nodes(proto):
         title = f"{node.op_type} {node.name or node.output[0]}"
         found += [f"{title}: {problem}" for problem in _node_problems(node, graph, constants)]
-    return found
+    return [*found, *_quantised_gru(proto)]
+
+
+def _quantised_gru(proto: onnx.GraphProto) -> Iterator[str]:
+    """LSTM and RNN are compiled with such weights, GRU is not: TensorRT's compiler fails inside, without a reason."""
+    stored = {node.output[0] for node in proto.node if node.op_type == "DequantizeLinear"}
+    for node in all_nodes(proto):
+        if node.op_type == "GRU" and stored & set(node.input[1:3]):
+            yield (
+                f"GRU {node.name or node.output[0]}: its weights are int8, which TensorRT's compiler can't do; "
+                "convert the model with --precision float32, float16 or bfloat16 for TensorRT"
+            )
 
 
 def _node_problems(node: onnx.NodeProto, graph: Graph, constants: Mapping[str, onnx.TensorProto]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamline.converters.tensorrt.build import CURRENT, build, save
+from beamline.converters.tensorrt.build import CURRENT, build, refuse_unbuildable, save
 from beamline.converters.tensorrt.graph import Graph, load
 from beamline.converters.tensorrt.library import Library
 from beamline.converters.tensorrt.profiles import Extent, chosen_buckets, extents
@@ -36,8 +36,11 @@ def build_version(
 ) -> list[PlanCard]:
     """Raises at the first plan that can't be built; those before it stay, and are not built again."""
     sizes = extents(manifest, wanted.slots)
+    wanted_graphs = list(graphs(folder, manifest, chosen_buckets(manifest, wanted.buckets)))
+    for graph in wanted_graphs:  # a plan takes minutes: what can't be is refused before the first
+        refuse_unbuildable(graph)
     cards = []
-    for graph in graphs(folder, manifest, chosen_buckets(manifest, wanted.buckets)):
+    for graph in wanted_graphs:
         for capability in wanted.capabilities:
             outcome = _one(graph, folder, manifest, library, capability, sizes, wanted.rebuild)
             report(outcome)

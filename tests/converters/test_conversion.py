@@ -46,6 +46,7 @@ def check_exact(folder: Path) -> None:
     assert parity["ties"] <= 2
     assert parity["created_with"]["torch"]
     manifest = read_manifest(folder)
+    assert parity["longest_compared"] == min(512, manifest.limits.max_source_length)
     verify(folder, manifest)
     engine = make_engine(folder, manifest, slots=2)
     options = DecodingOptions(beam_size=3, num_hypotheses=2, max_length=10)
@@ -150,6 +151,19 @@ class Perturbed(ReferenceTransformerConverter):
         return replace(loaded, original=original)
 
 
+class Forgetful(ReferenceTransformerConverter):
+    """As if the export were wrong at the model's limit only, where short comparisons never get."""
+
+    def load(self) -> LoadedModel:
+        loaded = super().load()
+
+        def original(source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+            logits = loaded.original(source, source_mask, target)
+            return logits.roll(1, dims=-1) if source.shape[1] == loaded.limits.max_source_length else logits
+
+        return replace(loaded, original=original)
+
+
 class Renamed(ReferenceTransformerConverter):
     """As if the tokenizer's conversion had changed its ids."""
 
@@ -180,6 +194,13 @@ def test_a_parity_failure_leaves_nothing(reference_source: Path, tmp_path: Path,
     assert "of the beams are identical" in message
     assert "largest log-probability difference" in message  # the table
     assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("copied_graphs")
+def test_an_error_at_the_limit_is_a_parity_failure(reference_source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParityFailure, match="log-probabilities differ by up to "):
+        Forgetful(reference_source).convert("de", tmp_path)
+    assert contents(tmp_path) == []
 
 
 @pytest.mark.usefixtures("copied_graphs")

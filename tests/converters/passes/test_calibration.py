@@ -73,6 +73,9 @@ def test_a_converted_version_has_scales_for_its_graphs(reference_source: Path, t
     verify(folder, manifest)
     assert not list(folder.glob(".*"))
     assert certificate.calibration is not None
+    assert certificate.lowered is not None
+    assert certificate.lowered.text is not None
+    assert certificate.lowered.text.lines == 2  # the same ones
     assert certificate.calibration.lines == 2  # neither empty, nor too long
     fixed = [json.loads(said(folder / name)[FIXED_SCALES]) for name in ("encoder.onnx", "step.onnx")]
     assert sum(map(len, fixed)) == certificate.calibration.fixed > 0

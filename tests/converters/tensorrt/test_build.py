@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from beamline.converters.tensorrt import lint
+from beamline.converters.tensorrt.build import BuildFailure
 from beamline.converters.tensorrt.graph import load
 from beamline.converters.tensorrt.library import Library, find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
@@ -94,6 +96,18 @@ def test_what_is_current_is_not_built_again(
     build_version(folder, manifest, library, wanted, again.append)
     assert [outcome.card.graph for outcome in again if outcome.note != "current"] == ["encoder"]
     assert "corrupt" in next(outcome.note for outcome in again if outcome.card.graph == "encoder")
+
+
+def test_a_version_with_one_graph_that_can_not_be_built_is_refused_before_the_first_plan(
+    plain_model: MarianShape, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan takes minutes; the last graph's problem is known at once."""
+    folder = Path(shutil.copytree(plain_model.folder, tmp_path / "version"))
+    monkeypatch.setattr(lint, "problems", lambda graph: ["GRU g: no"] if graph.name == "score" else [])
+    wanted = Wanted((CAPABILITY,), (worst_case(plain_model.manifest),), slots=8)
+    with pytest.raises(BuildFailure, match=r"score\.onnx can't be built for TensorRT:\n  - GRU g: no"):
+        build_version(folder, plain_model.manifest, library, wanted, lambda outcome: pytest.fail("a plan was built"))
+    assert not (folder / ENGINES).exists()
 
 
 def test_a_stale_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from beamline.converters.tensorrt.build import BuildFailure
 from beamline.converters.tensorrt.version import CAPABILITIES
 from beamline.serving.contract.manifest import PooledManifest, read_any_manifest, read_manifest
 from beamline.serving.models.repository import newest, scan
@@ -42,6 +43,10 @@ def test_shipped_checkpoint_compiles_in_few_bits(name: str, precision: str, tmp_
     converted = run_beamline("convert", str(checkpoint), "--name", name, "--repo", str(tmp_path / "float32"))
     assert converted.returncode == 0, converted.stderr
     folder = tmp_path / "float32" / name / "1"
+    if name == "en-de-gru":  # TensorRT can't: the model is refused with a sentence, before anything is built
+        with pytest.raises(BuildFailure, match=r"its weights are int8(.|\n)*--precision float32, float16 or bfloat16"):
+            compile_lowered(folder, tmp_path / precision, precision)
+        return
     full, small = compile_version(folder), compile_lowered(folder, tmp_path / precision, precision)
     assert set(small) == set(full)
     for graph, (plan,) in small.items():

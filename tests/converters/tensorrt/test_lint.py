@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from beamline.converters.tensorrt import lint
 from beamline.converters.tensorrt.build import BuildFailure, build
 from beamline.converters.tensorrt.graph import Graph, load
-from beamline.converters.tensorrt.library import Protocol, find_library, logger_for
+from beamline.converters.tensorrt.library import BuildLog, find_library, logger_for
 from beamline.converters.tensorrt.profiles import Extent
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -68,8 +68,22 @@ def scatter(tmp_path: Path, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node("TensorScatter", ["cache", "new", "at"], ["next_cache"], **attributes)
 
 
+def quantised_gru(tmp_path: Path) -> Graph:
+    """As the 8-bit pass leaves a recurrent encoder."""
+    width = 32
+    shape = (1, 3 * width, width)
+    constants = {"bias": np.zeros((1, 6 * width), np.float32)}
+    nodes = []
+    for name in ("W", "R"):
+        constants |= {f"{name}_int8": np.ones(shape, np.int8), f"{name}_scale": np.full(shape[1], 0.01, np.float32)}
+        nodes.append(helper.make_node("DequantizeLinear", [f"{name}_int8", f"{name}_scale"], [name], axis=1))
+    nodes.append(helper.make_node("GRU", ["x", "W", "R", "bias"], ["y"], hidden_size=width, linear_before_reset=1))
+    return graph(tmp_path, nodes, {"x": (FLOAT, ["N", "B", width])}, {"y": (FLOAT, None)}, constants)
+
+
 # name -> (how to make it, a piece of the sentence)
 REJECTED = {
+    "int8 GRU": (quantised_gru, "its weights are int8, which TensorRT's compiler can't do; convert the model with"),
     "past": (
         lambda path: attention(path, ["q", "k", "v", "mask", "past_k", "past_v"], ("y", "pk", "pv")),
         "past keys and values",
@@ -155,7 +169,7 @@ MISUNDERSTOOD = {
 
 def refused_by_tensorrt(found: Graph) -> bool:
     """By its parser, or when it is built."""
-    library, said = find_library("tensorrt_rtx"), Protocol()
+    library, said = find_library("tensorrt_rtx"), BuildLog()
     trt, logger = library.module, logger_for(library, said)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
