@@ -20,8 +20,8 @@ _LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34) * 4
 _LIMITS = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.1), "int8": (None, 0.5), "int4": (None, 1.0)}
 _SAME_BEST = {"float16": 0.8, "bfloat16": 0.5, "int8": 0.0, "int4": 0.0}
 # Of the words that float32 writes on real text, how many must be the best ones of few bits, too. The shipped models
-# show 0.98 to 0.99 in int8 and 0.95 in int4, random weights 0.9 and 0.5; a mistake in a scale leaves next to nothing. On
-# random words, even a good model is at sea, and its beams are easily upset: there nothing can be asked.
+# show 0.98 to 0.99 in int8 and 0.95 in int4, random weights 0.9 and 0.5; a mistake in a scale leaves next to nothing.
+# On random words, even a good model is at sea, and its beams are easily upset: there nothing can be asked.
 _SAME_WORDS = {"int8": 0.8, "int4": 0.4}
 _TOGETHER = 8
 _MOST_STEPS = 40

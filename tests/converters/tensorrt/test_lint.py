@@ -72,7 +72,7 @@ def quantised_gru(tmp_path: Path) -> Graph:
     """As the 8-bit pass leaves a recurrent encoder."""
     width = 32
     shape = (1, 3 * width, width)
-    constants = {"bias": np.zeros((1, 6 * width), np.float32)}
+    constants: dict[str, np.ndarray] = {"bias": np.zeros((1, 6 * width), np.float32)}
     nodes = []
     for name in ("W", "R"):
         constants |= {f"{name}_int8": np.ones(shape, np.int8), f"{name}_scale": np.full(shape[1], 0.01, np.float32)}
