@@ -7,8 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from beamline.version import install_hint
 from beamline.serving.errors import ConversionError
+from beamline.version import install_hint
 
 _INSTEAD = "which transformers does not read from GGUF files; convert its Hugging Face directory instead"
 

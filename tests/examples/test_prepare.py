@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 
-from beamline.converters.tokenization import from_sentencepiece
+from beamline.converters.checkpoints.sentencepiece_files import from_sentencepiece
 from beamline.serving.text.tokenizer import TextTokenizer
 from examples.translation import augment
 from examples.translation.augment import Pair
