@@ -6,19 +6,19 @@ protos      <- loadtest                     a stranger to the server: it knows t
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.import_graph import LINKED, all_imports, import_closure, module_name
+
 ROOT = Path(__file__).parents[1]
-LINKED = ("serving", "converters", "protos", "loadtest")  # imported as beamline.serving, ...
 ARRAY_LIBRARIES = ("numpy", "onnxruntime", "torch")
 
 # The subpackages and modules of serving, from the bottom: each imports only what stands before it in this list, and
@@ -73,38 +73,6 @@ def within(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
-def module_name(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def module_file(module: str, root: Path) -> Path | None:
-    """By the folders themselves: `beamline.serving` is a link to `serving`."""
-    names = module.split(".")
-    base = root.joinpath(*(names[1:] if names[0] == "beamline" and names[1:2] and names[1] in LINKED else names))
-    return next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
-
-
-def imported(node: ast.stmt, path: Path, root: Path) -> Iterator[str]:
-    """The modules that one statement names; `from a import b` gives `a.b` where that is a module of ours."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module or ""
-        if node.level:
-            package = ("beamline", *path.relative_to(root).parts)[: -node.level]
-            base = ".".join([*package, *filter(None, [base])])
-        for alias in node.names:
-            submodule = f"{base}.{alias.name}"
-            yield submodule if module_file(submodule, root) else base
-
-
-def all_imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((node.lineno, name) for name in imported(node, path, root))
-
-
 def violations(package: str, rule: Rule, root: Path) -> list[str]:
     found = {
         f"{path.relative_to(root)}:{line} imports {name}"
@@ -115,39 +83,6 @@ def violations(package: str, rule: Rule, root: Path) -> list[str]:
         or (within(name, ("beamline", "examples", "tests")) and not within(name, rule.ours))
     }
     return sorted(found)
-
-
-def run_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that importing a module executes: not functions, not `if TYPE_CHECKING`."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield from run_on_import(node.orelse)
-            continue
-        for field in ("body", "orelse", "finalbody"):
-            yield from run_on_import(getattr(node, field, []))
-        for handler in getattr(node, "handlers", []):
-            yield from run_on_import(handler.body)
-
-
-def import_closure(module: str, root: Path) -> dict[str, str]:
-    """Everything that importing `module` imports through our own files: name -> who asked for it."""
-    asked: dict[str, str] = {module: "the test"}
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
-        path = module_file(name, root)
-        if path is None:
-            continue
-        parents = [name.rsplit(".", 1)[0]] if "." in name else []
-        statements = run_on_import(ast.parse(path.read_text(encoding="utf-8")).body)
-        for found in [*parents, *(m for node in statements for m in imported(node, path, root))]:
-            if found not in asked:
-                asked[found] = name
-                waiting.append(found)
-    return asked
 
 
 @pytest.mark.parametrize("package", RULES)
@@ -211,24 +146,53 @@ def test_scheduler_knows_no_tensors():
 def command_modules() -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     commands: dict[str, str] = project["entry-points"]["beamline.commands"]
-    return commands
+    return {name: target.partition(":")[0] for name, target in commands.items()}
 
 
-def test_commands_load_without_torch():
-    """A serving environment has every command but no torch: `beamline --help` must work there. One process for all."""
-    code = (
-        "import importlib, json, sys; sys.modules['torch'] = None; import beamline.serving.cli\n"
-        "failed = {}\n"
-        "for name in sys.argv[1:]:\n"
-        "    try:\n"
-        "        importlib.import_module(name)\n"
-        "    except Exception as error:\n"
-        "        failed[name] = repr(error)\n"
-        "print(json.dumps(failed))"
+# What stands behind its mark is what the test reads: a module may print while it is imported.
+_MARK = "outcomes: "
+_IMPORT_ALL = """
+import importlib, json, sys, traceback
+
+def attempt(module):
+    try:
+        importlib.import_module(module)
+    except BaseException:
+        return traceback.format_exc()
+
+modules = json.loads(sys.argv[1])
+outcomes = {"cli": attempt("beamline.serving.cli") or ("it imported torch" if "torch" in sys.modules else None)}
+sys.modules["torch"] = None  # from here on, `import torch` fails
+outcomes.update((name, attempt(module)) for name, module in modules.items())
+print(sys.argv[2] + json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def import_outcomes() -> dict[str, str | None]:
+    """What importing the command line, and behind it each command where torch is missing, came to: None or a
+    traceback. One process for all, because most of its time goes into what they share."""
+    arguments = [json.dumps(command_modules()), _MARK]
+    process = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, *arguments],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
     )
-    modules = sorted({target.partition(":")[0] for target in command_modules().values()})
-    run = subprocess.run([sys.executable, "-c", code, *modules], cwd=ROOT, capture_output=True, check=True, timeout=300)
-    assert json.loads(run.stdout) == {}
+    outcomes: dict[str, str | None] = json.loads(process.stdout.rpartition(_MARK)[2])
+    return outcomes
+
+
+def test_cli_does_not_load_torch(import_outcomes):
+    assert import_outcomes["cli"] is None, import_outcomes["cli"]
+
+
+@pytest.mark.parametrize("command", command_modules())
+def test_command_loads_without_torch(import_outcomes, command):
+    """A serving environment has every command but no torch: `beamline --help` must work there."""
+    assert import_outcomes[command] is None, import_outcomes[command]
 
 
 class TestTheCheckItself:
