@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Two threads that wait for each other actively are slower than one, wherever the machine is shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,13 +15,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-from beamline.converters.families.reference_recurrent_pooled import ReferenceRecurrentPooledConverter
-from tests.support.language_models import LLAMA, ConvertedLanguageModel, convert_language_model
-from tests.support.lively import write_lively_marian
-from tests.support.marian_shape import EOS, SECOND_EOS, MarianShape, export, make_original
-from tests.support.pooled import pooled_config, pooled_model, write_pooled
-from tests.support.processes import run_beamline
-from tests.support.tiny_lm import TinyModel, export_tiny_lm
+from tests.support.fixture_cache import ROOT, fixture_cache
+
+if TYPE_CHECKING:
+    from tests.support.language_models import ConvertedLanguageModel
+    from tests.support.marian_shape import MarianShape
+    from tests.support.tiny_lm import TinyModel
 
 # A shell starts what runs in the background deaf to Ctrl-C, and so would be the processes that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -30,52 +30,103 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("beamline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamline")
 
+# Made once in a run, in minutes together: the dearest first.
+_SHARED = (
+    "model_repository",
+    "language_model",
+    "renormalising_model",
+    "plain_model",
+    "reference_version",
+    "tiny_lm",
+    "pooled_repository",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a worker of pytest-xdist takes at once, and in which order.
+
+    One test that needs each shared fixture goes first and by itself: so the workers make different ones, instead of
+    waiting for each other's. Behind them, a file at a time, for the sake of its own fixtures; those that take long
+    before the others, so that at the end no worker works alone.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    makers: dict[pytest.Item, str] = {}
+    for fixture in _SHARED:
+        users = [item for item in items if fixture in _fixtures(item) and item not in makers]
+        if users:
+            makers[min(users, key=lambda item: len(_fixtures(item)))] = fixture
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(makers.get(item, str(item.path.relative_to(ROOT)))))
+    places = {item: place for place, item in enumerate(makers)}
+    long = {item.path for item in items if item.get_closest_marker("starts_early")}
+    items.sort(key=lambda item: (places.get(item, len(places)), item.path not in long))
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+# What the fixtures need is imported inside them: torch and transformers take seconds, and most tests don't need them.
+
 
 @pytest.fixture(scope="session")
 def plain_model(tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
     """One end token; log-probabilities are left as the rules made them."""
-    return export(make_original(), tmp_path_factory.mktemp("plain"), eos_ids=(EOS,), renormalise=False)
+    from tests.support.marian_shape import EOS, exported
+
+    return exported(tmp_path_factory.mktemp("plain"), eos_ids=(EOS,), renormalise=False)
 
 
 @pytest.fixture(scope="session")
 def renormalising_model(tmp_path_factory: pytest.TempPathFactory) -> MarianShape:
     """Two end tokens, one word forbidden in the graph, log-probabilities renormalised: as published Marian models."""
-    return export(make_original(), tmp_path_factory.mktemp("renorm"), eos_ids=(EOS, SECOND_EOS), renormalise=True)
+    from tests.support.marian_shape import EOS, SECOND_EOS, exported
+
+    return exported(tmp_path_factory.mktemp("renorm"), eos_ids=(EOS, SECOND_EOS), renormalise=True)
 
 
 @pytest.fixture(scope="session")
 def marian_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face Marian model with both tokenizers; see `tests/support/lively.py`."""
-    return write_lively_marian(tmp_path_factory.mktemp("checkpoint") / "marian")
+    from tests.support.lively import write_lively_marian
+
+    return fixture_cache().fill(tmp_path_factory.mktemp("checkpoint") / "marian", write_lively_marian)
 
 
 @pytest.fixture(scope="session")
-def model_repository(marian_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as version 1 of `tiny`, converted by the real command in a process of its own. Not to be changed."""
-    repository = tmp_path_factory.mktemp("repository")
-    converted = run_beamline("convert", str(marian_directory), "--name", "tiny", "--repo", str(repository))
-    assert converted.returncode == 0, converted.stderr
-    return repository
+    from tests.support.lively import convert_lively_marian
+
+    return fixture_cache().fill(
+        tmp_path_factory.mktemp("repository"),
+        convert_lively_marian,
+        runs=["beamline.serving.cli", "beamline.converters.command"],
+        files=[ROOT / "pyproject.toml"],  # which says what is a command
+    )
 
 
 @pytest.fixture(scope="session")
 def tiny_lm(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """A decoder-only model over bytes."""
-    folder = tmp_path_factory.mktemp("language") / "tiny-lm" / "1"
-    folder.mkdir(parents=True)
-    return export_tiny_lm(folder)
+    from tests.support.tiny_lm import exported_tiny_lm
+
+    return exported_tiny_lm(tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture(scope="session")
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> ConvertedLanguageModel:
     """A Llama with grouped queries and rescaled positions, converted. Not to be changed."""
+    from tests.support.language_models import LLAMA, convert_language_model
+
     return convert_language_model(LLAMA, tmp_path_factory.mktemp("language"))
 
 
 @pytest.fixture(scope="session")
 def pooled_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small classifier as version 1 of `mood`. Not to be changed."""
-    folder = tmp_path_factory.mktemp("pooled")
-    source = write_pooled(folder / "source", pooled_model(pooled_config()))
-    ReferenceRecurrentPooledConverter(source).convert("mood", folder / "repository")
-    return folder / "repository"
+    from tests.support.pooled import write_pooled_repository
+
+    return fixture_cache().fill(tmp_path_factory.mktemp("pooled"), write_pooled_repository)

@@ -15,18 +15,19 @@ from beamline.converters.export import ExportedFiles
 from beamline.converters.families import converter_for
 from beamline.converters.tasks import generation
 from beamline.serving.contract.manifest import read_manifest
-from tests.support.checkpoints import write_reference
+from tests.support.checkpoints import convert_reference_source, write_reference_source
+from tests.support.fixture_cache import fixture_cache
 
 
 @pytest.fixture(scope="session")
 def reference_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reference(tmp_path_factory.mktemp("source"), norm="pre", beside={"source_language": "en"})
+    return write_reference_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="session")
-def reference_version(reference_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("repository")
-    converter_for(reference_source).convert("reference", repository)
+def reference_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`reference_source`, converted. Not to be changed."""
+    repository = fixture_cache().fill(tmp_path_factory.mktemp("repository"), convert_reference_source)
     return repository / "reference" / "1"
 
 

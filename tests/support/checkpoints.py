@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
+from beamline.converters.families import converter_for
 from beamline.converters.modules.transformer.reference import Transformer, TransformerConfig
 from tests.support.marian import train_sentencepiece
 from tests.support.text import english_lines
@@ -92,6 +93,17 @@ def write_reference(folder: Path, *, beside: dict[str, Any] | None = None, **cha
     save_file(_stored_once(model), folder / "model.safetensors")
     (folder / "spm.model").write_bytes(sentencepiece_model())
     return folder
+
+
+def write_reference_source(folder: Path) -> Path:
+    """The checkpoint that most tests of conversions begin with."""
+    return write_reference(folder, norm="pre", beside={"source_language": "en"})
+
+
+def convert_reference_source(repository: Path) -> None:
+    """It as version 1 of `reference`."""
+    with tempfile.TemporaryDirectory() as folder:
+        converter_for(write_reference_source(Path(folder))).convert("reference", repository)
 
 
 def _stored_once(model: nn.Module) -> dict[str, Tensor]:

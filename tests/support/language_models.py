@@ -24,7 +24,8 @@ from transformers import (
 )
 
 from beamline.converters.families import converter_for
-from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.manifest import Manifest, read_manifest
+from tests.support.fixture_cache import fixture_cache
 from tests.support.text import english_lines
 
 VOCABULARY = 320
@@ -159,6 +160,11 @@ class ConvertedLanguageModel:
 
 def convert_language_model(shape: LanguageShape, folder: Path) -> ConvertedLanguageModel:
     """As version 1 of a model with the shape's name, in `folder / "repository"`."""
+    fixture_cache().fill(folder, write_converted, shape=shape)
+    version = folder / "repository" / shape.name / "1"
+    return ConvertedLanguageModel(shape.original(), folder / "source", version, read_manifest(version))
+
+
+def write_converted(folder: Path, shape: LanguageShape) -> None:
     source = write_language_model(folder / "source", shape)
-    manifest, _ = converter_for(source).convert(shape.name, folder / "repository")
-    return ConvertedLanguageModel(shape.original(), source, folder / "repository" / shape.name / "1", manifest)
+    converter_for(source).convert(shape.name, folder / "repository")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.marian import write_marian_directory
+from tests.support.processes import run_beamline
 
 MAX_LENGTH = 256
 DEFAULT_LENGTH = 48
@@ -30,6 +32,14 @@ def write_lively_marian(path: Path) -> Path:
             tensor.normal_(std=_spread(name), generator=generator)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def convert_lively_marian(repository: Path) -> None:
+    """The same as version 1 of `tiny`, converted by the real command in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_lively_marian(Path(folder) / "marian")
+        converted = run_beamline("convert", str(source), "--name", "tiny", "--repo", str(repository))
+        assert converted.returncode == 0, converted.stderr
 
 
 def _spread(name: str) -> float:

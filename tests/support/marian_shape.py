@@ -14,7 +14,16 @@ from beamline.converters.families.marian import architecture, map_weights
 from beamline.converters.modules.graphs import SearchConstants
 from beamline.converters.modules.transformer.encoder_decoder import EncoderDecoderTransformer
 from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
-from beamline.serving.contract.manifest import DecodingDefaults, File, Limits, Manifest, Tokenizers, Vocabulary
+from beamline.serving.contract.manifest import (
+    DecodingDefaults,
+    File,
+    Limits,
+    Manifest,
+    Tokenizers,
+    Vocabulary,
+    read_manifest,
+)
+from tests.support.fixture_cache import fixture_cache
 
 PAD, EOS, SECOND_EOS, BAD = 59, 0, 1, 7
 VOCABULARY = 60
@@ -65,7 +74,13 @@ def make_original(seed: int = 0) -> MarianMTModel:
     return model
 
 
-def export(original: MarianMTModel, folder: Path, *, eos_ids: tuple[int, ...], renormalise: bool) -> MarianShape:
+def exported(folder: Path, *, eos_ids: tuple[int, ...], renormalise: bool) -> MarianShape:
+    fixture_cache().fill(folder, export, eos_ids=eos_ids, renormalise=renormalise)
+    return MarianShape(make_original(), folder, read_manifest(folder), renormalise)
+
+
+def export(folder: Path, *, eos_ids: tuple[int, ...], renormalise: bool) -> None:
+    original = make_original()
     content = original.config.to_dict()
     tensors = {name: tensor.detach() for name, tensor in original.state_dict().items()}
     bias = tensors.pop("final_logits_bias")[0]
@@ -92,4 +107,3 @@ def export(original: MarianMTModel, folder: Path, *, eos_ids: tuple[int, ...], r
         forbidden_in_graph=forbidden,
     )
     (folder / "manifest.json").write_text(manifest.to_json())
-    return MarianShape(original, folder, manifest, renormalise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from beamline.converters.families.reference_recurrent_pooled import ReferenceRecurrentPooledConverter
 from beamline.converters.modules.recurrent.pooled import PooledConfig, RecurrentPooled
 from tests.support.checkpoints import PAD, sentencepiece_model, vocabulary_size
 
@@ -51,6 +53,13 @@ def write_pooled(folder: Path, model: RecurrentPooled, **beside: Any) -> Path:
     save_file({name: each.detach().clone() for name, each in model.named_parameters()}, folder / "model.safetensors")
     (folder / "spm.model").write_bytes(sentencepiece_model())
     return folder
+
+
+def write_pooled_repository(folder: Path) -> None:
+    """A small classifier as version 1 of `mood`."""
+    with tempfile.TemporaryDirectory() as source:
+        write_pooled(Path(source), pooled_model(pooled_config()))
+        ReferenceRecurrentPooledConverter(Path(source)).convert("mood", folder)
 
 
 class UserClassifier(nn.Module):

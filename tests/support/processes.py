@@ -60,10 +60,11 @@ def run_beamline(*arguments: str, text: str | None = None) -> subprocess.Complet
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
-    """For what another process does in its own time."""
+    """For what another process does in its own time, which looking at it without a pause would take from it."""
     ends = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < ends, f"never happened: {what}"
+        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,14 @@ from beamline.serving.contract.manifest import (
     Tokenizers,
     Vocabulary,
     Weights,
+    read_manifest,
 )
+from tests.support.fixture_cache import fixture_cache
 
 VOCABULARY, PAD, BOS, EOS = 259, 0, 1, 2  # the bytes of `serving/text/token_bytes.py`
 CONTEXT = 512
 LAYERS, HEADS, WIDTH = 2, 2, 32
+NAME = "tiny-lm"
 NO_FILE = File(file="none", sha256="")
 EXAMPLE.setdefault("Q", 9)
 
@@ -147,7 +150,15 @@ class TinyModel:
     manifest: Manifest
 
 
-def export_tiny_lm(folder: Path) -> TinyModel:
+def exported_tiny_lm(folder: Path) -> TinyModel:
+    fixture_cache().fill(folder, export_tiny_lm)
+    version = folder / NAME / "1"
+    return TinyModel(TinyLM().eval(), version, read_manifest(version))
+
+
+def export_tiny_lm(repository: Path) -> None:
+    folder = repository / NAME / "1"
+    folder.mkdir(parents=True)
     model = TinyLM().eval()
     tensors = model.state_tensors()
     caches = tuple(_example(tensor.dtype, tensor.shape) for tensor in tensors)
@@ -182,7 +193,7 @@ def export_tiny_lm(folder: Path) -> TinyModel:
             files[name] = File(file=f"{name}.onnx", sha256=sha256_of(folder / f"{name}.onnx"))
     weights = folder / WEIGHTS_FILE
     manifest = Manifest(
-        name=folder.parent.name if folder.name.isdigit() else "tiny-lm",
+        name=NAME,
         version=1,
         task="generate",
         family="tiny",
@@ -197,4 +208,3 @@ def export_tiny_lm(folder: Path) -> TinyModel:
         defaults=DecodingDefaults(beam_size=1, max_length=CONTEXT, max_new_tokens=64),
     )
     (folder / "manifest.json").write_text(manifest.to_json())
-    return TinyModel(model, folder, manifest)

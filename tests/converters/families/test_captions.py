@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +28,9 @@ from tests.converters.test_unsupported import edit, reasons_of
 from tests.serving.doubles import connected, started
 from tests.support.captions import (
     EMBEDDING,
+    EXAMPLE,
     FEATURES,
     LONGEST,
-    ShowAttendTell,
     as_ours,
     show_attend_tell,
     tutorial_decoder,
@@ -40,6 +40,7 @@ from tests.support.captions import (
 from tests.support.checkpoints import EOS, START
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import decode, make_engine, results
+from tests.support.fixture_cache import fixture_cache
 from tests.support.plain_search import Found, plain_search
 from tests.support.ties import same_or_tie
 
@@ -70,15 +71,24 @@ class Captioner:
     repository: Path
 
 
-def converted(original: nn.Module, folder: Path) -> Captioner:
-    write = write_captioner if isinstance(original, ShowAttendTell) else write_tutorial
-    converter_for(write(folder / "source")).convert("captions", folder / "repository")
-    return Captioner(original, folder / "repository")
+def write_converted(folder: Path, kind: str) -> None:
+    source = KINDS[kind][1](folder / "source")
+    converter_for(source).convert("captions", folder / "repository")
 
 
-@pytest.fixture(scope="module", params=[show_attend_tell, tutorial_decoder], ids=["paper", "tutorial"])
+# As they are trained, and as they are stored.
+KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[Path], Path]]] = {
+    "paper": (show_attend_tell, write_captioner),
+    "tutorial": (tutorial_decoder, write_tutorial),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def captioner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Captioner:
-    return converted(request.param(), tmp_path_factory.mktemp("captions"))
+    folder = fixture_cache().fill(
+        tmp_path_factory.mktemp("captions"), write_converted, files=[EXAMPLE], kind=request.param
+    )
+    return Captioner(KINDS[request.param][0](), folder / "repository")
 
 
 def padded_images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -31,6 +31,7 @@ from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.engines import Answer, decode, make_engine, results, step
+from tests.support.fixture_cache import fixture_cache
 from tests.support.plain_search import Found, plain_search, teacher_forced
 from tests.support.processes import serving
 from tests.support.recurrent import Shape, covering_shapes, lively_recurrent, text_vocabulary, write_recurrent
@@ -60,8 +61,14 @@ def convert(source: Path, repository: Path) -> Served:
 
 
 def convert_shape(shape: Shape, folder: Path) -> Served:
+    fixture_cache().fill(folder, write_converted, shape=shape)
+    version = folder / "repository" / "recurrent" / "1"
+    return Served(version, read_manifest(version), converter_for(folder / "source").load())
+
+
+def write_converted(folder: Path, shape: Shape) -> None:
     model = lively_recurrent(shape.config(text_vocabulary()))
-    return convert(write_recurrent(folder / "source", model), folder / "repository")
+    convert(write_recurrent(folder / "source", model), folder / "repository")
 
 
 @pytest.fixture(scope="module", params=["bahdanau", pytest.param("everything-odd", marks=pytest.mark.full)])

@@ -415,5 +415,5 @@ async def test_an_empty_repository_that_is_watched_may_fill_later(tmp_path: Path
         write_version(tmp_path, "de", 1)
         async with asyncio.timeout(60):
             while await this.health("de") != "SERVING":
-                pass
+                await asyncio.sleep(0.01)
         assert await this.version() == "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -73,7 +74,7 @@ async def test_they_are_described_and_counted(pooled_repository: Path) -> None:
 
         def counted() -> Any:
             while (stats := client.get_inference_statistics("mood").model_stats[0]).inference_count < len(TEXTS):
-                pass  # an answer may be there a moment before it is counted
+                time.sleep(0.01)  # an answer may be there a moment before it is counted
             return stats
 
         stats = await ask(counted)
