@@ -8,6 +8,7 @@
 PYTHON ?= python3
 SERVE_ARGS ?=
 TEST_ARGS ?=
+PART ?=
 BENCH_ARGS ?=
 IMAGE_ARGS ?=
 
@@ -21,24 +22,44 @@ PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
 PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I beamline/protos=protos
 PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
 
+# Tests run in as many processes as there are cores; more than eight would mostly import torch. Whoever chooses some of
+# them gets them from one process, sooner and with their output.
+WORKERS ?= $(if $(TEST_ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
+PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# The parts of test-full: a folder of tests each, but that TensorRT's compiler, engine and backends, which take longest,
+# are parts of their own, and the files beside the folders are `project`.
+PARTS := project tensorrt engine backends $(filter-out __pycache__ benchmarks gpu support,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+TESTS_project := $(wildcard tests/test_*.py)
+TESTS_tensorrt := tests/converters/tensorrt
+TESTS_converters := tests/converters --ignore=tests/converters/tensorrt
+TESTS_engine := tests/serving/engine
+TESTS_backends := tests/serving/backends
+TESTS_serving := tests/serving --ignore=tests/serving/engine --ignore=tests/serving/backends
+part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full gpu-found test-gpu check lint types proto-check fmt docs proto bench demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu check lint types proto-check fmt docs proto bench demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  Options: PYTHON=$(PYTHON), SERVE_ARGS, TEST_ARGS, BENCH_ARGS (make test TEST_ARGS='-k search')"
+	@echo "  Options: PYTHON=$(PYTHON), SERVE_ARGS, TEST_ARGS, BENCH_ARGS (make test TEST_ARGS='-k search'), WORKERS"
+	@echo "  Parts of test-full (make test-full PART=engine): $(sort $(PARTS))"
 
 serve: $(SERVE)/.ready  ## Serve model_repo on this machine's CPU (gRPC 8001, HTTP 8000)
 	@exec $(SERVE)/bin/beamline serve --repo model_repo $(SERVE_ARGS)
 
 test: $(DEV)/.ready  ## Run the tests
-	$(DEV)/bin/python -m pytest -m "not full and not gpu" $(TEST_ARGS)
+	$(DEV)/bin/python $(PYTEST) -m "not full and not gpu" $(TEST_ARGS)
 
-test-full: $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz
-	$(DEV)/bin/python -m pytest -m "not gpu" $(TEST_ARGS)
+test-full: part-known $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz; or a PART
+	$(DEV)/bin/python $(PYTEST) -m "not gpu" $(if $(PART),$(part-tests)) $(TEST_ARGS)
+
+part-known:
+	@$(if $(filter-out $(PARTS),$(PART)),echo "There is no part '$(PART)' of test-full; choose one of: $(sort $(PARTS))" >&2; exit 1,:)
 
 # Asks for a GPU before gigabytes are fetched for it.
 gpu-found: $(DEV)/.ready
@@ -108,7 +129,7 @@ pins:  ## Renew constraints.txt from a fresh environment
 	cp "$$dir/new" constraints.txt
 
 clean:  ## Remove caches and build results
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find beamline serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
