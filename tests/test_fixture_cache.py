@@ -61,6 +61,16 @@ def test_is_made_once(cache: FixtureCache) -> None:
     assert made == ["a"]
 
 
+def squares(numbers: list[int]) -> list[int]:
+    made.append("squares")
+    return [number * number for number in numbers]
+
+
+def test_answers_are_kept_too(cache: FixtureCache) -> None:
+    assert [cache.answers(squares, numbers=numbers) for numbers in ([2, 3], [4], [2, 3])] == [[4, 9], [16], [4, 9]]
+    assert made == ["squares"] * 2
+
+
 def test_parameters_have_entries_of_their_own(cache: FixtureCache) -> None:
     assert [fill(cache, text=text) for text in "xyx"] == ["x", "y", "x"]
     assert made == ["x", "y"]
@@ -131,6 +141,19 @@ def test_entries_of_old_sources_go(cache: FixtureCache) -> None:
     assert len([path for path in cache.folder.iterdir() if path.is_dir()]) == KEPT + 1
     fill(cache)
     assert len(made) == 1 + KEPT + 3  # the newest is there
+
+
+def test_what_was_not_used_for_weeks_goes(cache: FixtureCache) -> None:
+    fill(cache, text="old")
+    (old,) = [path for path in cache.folder.iterdir() if path.is_dir()]
+    os.utime(old, (0, 0))
+    fill(cache, text="new")
+    assert not old.exists()
+    os.utime(next(path for path in cache.folder.iterdir() if path.is_dir()), (0, 0))
+    fill(cache, text="new")  # is used
+    fill(cache, text="newer")
+    assert made == ["old", "new", "newer"]
+    assert len([path for path in cache.folder.iterdir() if path.is_dir()]) == 2
 
 
 _WORKER = """

@@ -16,10 +16,11 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.support.import_graph import source_closure
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".cache" / "fixtures"  # `make clean` removes it
 KEPT = 4  # entries of one name: as many branches one can go back and forth between
+UNUSED_SECONDS = 21 * 24 * 3600
 _SUMS = "sums.json"
 
 
@@ -37,6 +39,7 @@ class FixtureCache:
     folder: Path
     project: Path
     packages: tuple[str, ...]
+    read: dict[tuple[str, ...], dict[str, str]] | None = None  # hashes of the sources, where they don't change any more
 
     def fill(
         self,
@@ -62,15 +65,33 @@ class FixtureCache:
             shutil.copytree(entry / "content", into, dirs_exist_ok=True)
         return into
 
+    def answers(self, make: Callable[..., object], **parameters: Any) -> Any:
+        """What `make(**parameters)` returns, by way of JSON."""
+
+        @wraps(make)
+        def write(folder: Path, **given: Any) -> None:
+            (folder / "answers.json").write_text(json.dumps(make(**given)))
+
+        with tempfile.TemporaryDirectory() as folder:
+            return json.loads((self.fill(Path(folder), write, **parameters) / "answers.json").read_text())
+
     def _key(self, what: str, modules: Sequence[str], files: Sequence[Path]) -> str:
+        ours = self._hashes(tuple(modules))
+        read = {file.name: _sha256(file) for file in files}
+        machine = [sys.version, platform.machine(), *self.packages]
+        return _hash(json.dumps([what, ours, read, machine], sort_keys=True))[:24]
+
+    def _hashes(self, modules: tuple[str, ...]) -> dict[str, str]:
+        if self.read is not None and modules in self.read:
+            return self.read[modules]
         sources = source_closure(modules, self.project)
         missing = [module for module in modules if module not in sources]
         if missing:
             raise ValueError(f"no source of {', '.join(missing)} in {self.project}: the cache could not see it change")
-        ours = {module: _sha256(path) for module, path in sources.items()}
-        read = {file.name: _sha256(file) for file in files}
-        machine = [sys.version, platform.machine(), *self.packages]
-        return _hash(json.dumps([what, ours, read, machine], sort_keys=True))[:24]
+        hashes = {module: _sha256(path) for module, path in sources.items()}
+        if self.read is not None:
+            self.read[modules] = hashes
+        return hashes
 
     def _make(self, entry: Path, make: Callable[..., object], parameters: dict[str, Any]) -> None:
         shutil.rmtree(entry, ignore_errors=True)
@@ -82,9 +103,12 @@ class FixtureCache:
             content.parent.rename(entry)
 
     def _prune(self, name: str, newest: Path) -> None:
-        """Of those that other sources made, the ones used last stay; and those that a worker reads right now."""
-        others = [path for path in self.folder.glob(f"{name}-*") if path.is_dir() and path != newest]
-        for old in sorted(others, key=_used, reverse=True)[KEPT - 1 :]:
+        """Of those that other sources made, the ones used last stay. Nobody comes back to what was not used for weeks,
+        whatever its name. And none goes that a worker reads right now."""
+        entries = [path for path in self.folder.glob("[!.]*") if path.is_dir() and path != newest]
+        same = sorted((path for path in entries if path.name.startswith(f"{name}-")), key=_used, reverse=True)
+        unused = [path for path in entries if _used(path) < time.time() - UNUSED_SECONDS]
+        for old in {*same[KEPT - 1 :], *unused}:
             lock = old.with_name(f"{old.name}.lock")
             with _locked(lock, wait=False) as mine:
                 if mine:
@@ -95,7 +119,7 @@ class FixtureCache:
 def fixture_cache() -> FixtureCache:
     # All of them: what an exporter's output depends on is more than one would list.
     packages = tuple(sorted({f"{each.name}=={each.version}" for each in distributions()}))
-    return FixtureCache(FOLDER, ROOT, packages)
+    return FixtureCache(FOLDER, ROOT, packages, {})
 
 
 @contextmanager

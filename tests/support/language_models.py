@@ -152,9 +152,10 @@ def write_language_model(
 
 @dataclass(frozen=True)
 class ConvertedLanguageModel:
-    original: Any
-    source: Path
-    folder: Path
+    # What its `repr` says is all that matters: the manifest has the hash of the weights.
+    original: Any = field(repr=False)
+    source: Path = field(repr=False)
+    folder: Path = field(repr=False)
     manifest: Manifest
 
 

@@ -3,7 +3,7 @@ Face runs it, and exported for our engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,8 +35,9 @@ SPREAD = {"lm_head": 0.4, "encoder.embed": 0.4, "embed": 0.3, "encoder_attn": 0.
 
 @dataclass(frozen=True)
 class MarianShape:
-    original: MarianMTModel
-    folder: Path
+    # What its `repr` says is all that matters: the manifest has the hash of the weights.
+    original: MarianMTModel = field(repr=False)
+    folder: Path = field(repr=False)
     manifest: Manifest
     renormalise: bool
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason
-from tests.serving.engine.test_search_exact import Case, Theirs, compare, same
+from tests.serving.engine.test_search_exact import Case, compare, same
 from tests.support.engines import decode, make_engine, results
+from tests.support.hugging_face import Theirs, texts
 from tests.support.language_models import (
-    EOS,
     GPT2,
     POSITIONS,
-    SECOND_EOS,
     VOCABULARY,
     ConvertedLanguageModel,
     convert_language_model,
@@ -58,35 +55,8 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def hugging_face(original: Any, prompt: list[int], case: Case, beams: int) -> list[Theirs]:
-    options: dict[str, Any] = {"max_new_tokens": new_tokens(beams), "length_penalty": 1.0, **case.theirs}
-    if beams == 1:
-        options.pop("early_stopping", None)
-        options.pop("length_penalty", None)
-    found = original.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        num_beams=beams,
-        num_return_sequences=beams,
-        do_sample=False,
-        eos_token_id=[EOS, SECOND_EOS],
-        pad_token_id=EOS,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **options,
-    )
-    # Greedy's scores are edited logits, beam search's are log-probabilities.
-    transitions = original.compute_transition_scores(
-        found.sequences, found.scores, getattr(found, "beam_indices", None), normalize_logits=beams == 1
-    )
-    answers = []
-    for row in range(beams):
-        tokens = found.sequences[row, len(prompt) :].tolist()
-        ends = [index for index, token in enumerate(tokens) if token in (EOS, SECOND_EOS)]
-        length = ends[0] + 1 if ends else len(tokens)
-        score = None if beams == 1 else float(found.sequences_scores[row])
-        answers.append(Theirs(tokens[:length], transitions[row, :length].tolist(), score))
-    return answers
+def expected(model: ConvertedLanguageModel, given: list[list[int]], case: Case, beams: int) -> list[list[Theirs]]:
+    return texts(model, given, {"max_new_tokens": new_tokens(beams), **case.theirs}, beams)
 
 
 def check(model: ConvertedLanguageModel, case: Case, beams: int, batch: int, seed: int, stagger: int = 0) -> None:
@@ -95,8 +65,8 @@ def check(model: ConvertedLanguageModel, case: Case, beams: int, batch: int, see
     batch_prompts = prompts(batch, seed)
     engine = make_engine(model.folder, model.manifest)
     answers = results(decode(engine, [(prompt, options) for prompt in batch_prompts], stagger))
-    for prompt, answer in zip(batch_prompts, answers, strict=True):
-        theirs = hugging_face(model.original, prompt, case, beams)
+    wanted = expected(model, batch_prompts, case, beams)
+    for prompt, answer, theirs in zip(batch_prompts, answers, wanted, strict=True):
         assert len(answer.hypotheses) == len(theirs)
         for rank, (mine, other) in enumerate(zip(answer.hypotheses, theirs, strict=True)):
             compare(mine, other, f"{case.name}, beam {beams}, prompt of {len(prompt)}, rank {rank}")
@@ -132,7 +102,7 @@ def test_mixed_widths_in_one_batch(language_model: ConvertedLanguageModel) -> No
     ]
     answers = results(decode(make_engine(language_model.folder, language_model.manifest), batch, stagger=2))
     for (prompt, options), answer in zip(batch, answers, strict=True):
-        theirs = hugging_face(language_model.original, prompt, CASES[0], options.beam_size)
+        (theirs,) = expected(language_model, [prompt], CASES[0], options.beam_size)
         for mine, other in zip(answer.hypotheses, theirs, strict=True):
             compare(mine, other, f"width {options.beam_size}")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import torch
 
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis
 from tests.support.engines import decode, make_engine, results
-from tests.support.marian_shape import BAD, MAX_LENGTH, PAD, VOCABULARY, MarianShape
+from tests.support.hugging_face import Theirs, translations
+from tests.support.marian_shape import MAX_LENGTH, PAD, VOCABULARY, MarianShape
 from tests.support.ties import same_or_tie
 
 BEAMS = (1, 2, 4, 5, 8)
@@ -80,51 +80,6 @@ def sources(count: int, seed: int) -> list[list[int]]:
     return [[chance.randrange(2, PAD) for _ in range(length)] for length in lengths]
 
 
-@dataclass(frozen=True)
-class Theirs:
-    tokens: list[int]
-    log_probs: list[float]
-    score: float | None
-
-
-def hugging_face(model: MarianShape, source: list[int], case: Case, beams: int, count: int) -> list[Theirs]:
-    options: dict[str, Any] = {"max_length": MAX_LENGTH, "length_penalty": 1.0, **case.theirs}
-    if model.renormalise:
-        options["renormalize_logits"] = True
-        options["bad_words_ids"] = [[BAD], *options.get("bad_words_ids", [])]
-    if beams == 1:
-        options.pop("early_stopping", None)
-        options.pop("length_penalty", None)
-    prompt = torch.tensor([[PAD, *case.prefix]])
-    found = model.original.generate(
-        torch.tensor([source]),
-        attention_mask=torch.ones(1, len(source), dtype=torch.long),
-        decoder_input_ids=prompt,
-        num_beams=beams,
-        num_return_sequences=count,
-        do_sample=False,
-        eos_token_id=list(model.manifest.vocabulary.eos_ids),
-        pad_token_id=PAD,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **options,
-    )
-    # Greedy's scores are edited logits, beam search's are log-probabilities.
-    transitions = model.original.compute_transition_scores(
-        found.sequences, found.scores, getattr(found, "beam_indices", None), normalize_logits=beams == 1
-    )
-    answers = []
-    for row in range(count):
-        tokens = found.sequences[row, prompt.shape[1] :].tolist()
-        ends = [index for index, token in enumerate(tokens) if token in model.manifest.vocabulary.eos_ids]
-        length = ends[0] + 1 if ends else len(tokens)
-        while length and not ends and tokens[length - 1] == PAD:
-            length -= 1  # padding up to the longest of the answers
-        score = None if beams == 1 else float(found.sequences_scores[row])
-        answers.append(Theirs(tokens[:length], transitions[row, :length].tolist(), score))
-    return answers
-
-
 def compare(ours: Hypothesis, theirs: Theirs, where: str) -> None:
     assert same_or_tie(ours.tokens, ours.token_log_probs, theirs.tokens, theirs.log_probs), (
         f"{where}: {ours.tokens} is not {theirs.tokens}"
@@ -142,8 +97,8 @@ def check(model: MarianShape, case: Case, beams: int, batch: int, seed: int) -> 
     batch_sources = sources(batch, seed)
     engine = make_engine(model.folder, model.manifest)
     answers = results(decode(engine, [(source, options) for source in batch_sources]))
-    for source, answer in zip(batch_sources, answers, strict=True):
-        theirs = hugging_face(model, source, case, beams, beams)
+    expected = translations(model, batch_sources, case.theirs, beams, case.prefix)
+    for source, answer, theirs in zip(batch_sources, answers, expected, strict=True):
         assert len(answer.hypotheses) == len(theirs)
         for rank, (mine, other) in enumerate(zip(answer.hypotheses, theirs, strict=True)):
             compare(mine, other, f"{case.name}, beam {beams}, source of {len(source)}, rank {rank}")
@@ -197,6 +152,6 @@ def test_mixed_widths_in_one_batch(plain_model: MarianShape) -> None:
     ]
     answers = results(decode(make_engine(plain_model.folder, plain_model.manifest), batch))
     for (source, options), answer in zip(batch, answers, strict=True):
-        theirs = hugging_face(plain_model, source, CASES[0], options.beam_size, options.beam_size)
+        (theirs,) = translations(plain_model, [source], CASES[0].theirs, options.beam_size)
         for mine, other in zip(answer.hypotheses, theirs, strict=True):
             compare(mine, other, f"width {options.beam_size}")
