@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.fixture_cache import ROOT, fixture_cache
+from tests.support.work_units import arrange
 
 if TYPE_CHECKING:
     from tests.support.language_models import ConvertedLanguageModel
@@ -30,42 +31,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("beamline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("beamline")
 
-# Made once in a run, in minutes together: the dearest first.
-_SHARED = (
-    "model_repository",
-    "language_model",
-    "renormalising_model",
-    "plain_model",
-    "reference_version",
-    "tiny_lm",
-    "pooled_repository",
-)
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a worker of pytest-xdist takes at once, and in which order.
-
-    One test that needs each shared fixture goes first and by itself: so the workers make different ones, instead of
-    waiting for each other's. Behind them, a file at a time, for the sake of its own fixtures; those that take long
-    before the others, so that at the end no worker works alone.
-    """
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    makers: dict[pytest.Item, str] = {}
-    for fixture in _SHARED:
-        users = [item for item in items if fixture in _fixtures(item) and item not in makers]
-        if users:
-            makers[min(users, key=lambda item: len(_fixtures(item)))] = fixture
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(makers.get(item, str(item.path.relative_to(ROOT)))))
-    places = {item: place for place, item in enumerate(makers)}
-    long = {item.path for item in items if item.get_closest_marker("starts_early")}
-    items.sort(key=lambda item: (places.get(item, len(places)), item.path not in long))
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
+    if config.pluginmanager.hasplugin("xdist"):
+        for item, group in arrange(items).items():
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 # What the fixtures need is imported inside them: torch and transformers take seconds, and most tests don't need them.
