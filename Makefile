@@ -25,7 +25,7 @@ PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
 # Tests run in as many processes as there are cores; more than eight would mostly import torch. Whoever chooses some of
 # them gets them from one process, sooner and with their output.
 WORKERS ?= $(if $(TEST_ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
-PYTEST := -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The parts of test-full: a folder of tests each, but that TensorRT's compiler, engine and backends, which take longest,
 # are parts of their own, and the files beside the folders are `project`.

@@ -32,11 +32,8 @@ settings.register_profile("beamline", deadline=None, suppress_health_check=[Heal
 settings.load_profile("beamline")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item, group in arrange(items).items():
-            item.add_marker(pytest.mark.xdist_group(group))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    arrange(items)
 
 
 # What the fixtures need is imported inside them: torch and transformers take seconds, and most tests don't need them.

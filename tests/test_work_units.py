@@ -24,49 +24,36 @@ class Item:
     def path(self) -> Path:
         return Path(self.file)
 
-    @property
-    def nodeid(self) -> str:
-        return f"{self.file}::{self.name}"
-
     def get_closest_marker(self, name: str) -> object:
         return name if name in self.marks else None
 
 
-def arranged(*items: Item) -> list[tuple[str, str]]:
+def arranged(*items: Item) -> list[str]:
     given = cast(Any, list(items))
-    groups = arrange(given)
-    assert list(groups) == given
-    return [(item.name, groups[item]) for item in given]
+    arrange(given)
+    return [item.name for item in given]
 
 
-def test_a_file_stays_together_and_in_order() -> None:
-    items = [Item("a", "one.py"), Item("b", "one.py"), Item("c", "two.py")]
-    assert arranged(*items) == [("a", "one.py"), ("b", "one.py"), ("c", "two.py")]
+def test_files_stay_together_and_in_order() -> None:
+    assert arranged(Item("a", "one.py"), Item("b", "one.py"), Item("c", "two.py")) == ["a", "b", "c"]
 
 
-def test_a_maker_of_each_shared_fixture_goes_first_and_alone() -> None:
-    first, second = SHARED[:2]
+def test_a_file_for_each_shared_fixture_goes_first() -> None:
+    one, other = SHARED[:2]
     items = [
-        Item("other", "one.py"),
-        Item("left out", "one.py", (first,), marks=("full",)),
-        Item("with its file's", "one.py", (first, "of_the_file")),
-        Item("plain", "two.py", (first,)),
-        Item("behind it", "two.py", (first,)),
-        Item("both", "two.py", (first, second)),
+        Item("none", "none.py"),
+        Item("both", "both.py", (one, other)),
+        Item("its other one", "one.py"),
+        Item("one", "one.py", (one, "of_the_file")),
+        Item("one again", "again.py", (one,)),
+        Item("left out", "full.py", (one,), marks=("full",)),
     ]
-    assert arranged(*items) == [
-        ("plain", first),
-        ("both", second),
-        ("other", "one.py"),
-        ("left out", "one.py"),
-        ("with its file's", "one.py"),
-        ("behind it", "two.py"),
-    ]
+    assert arranged(*items) == ["its other one", "one", "both", "none", "one again", "left out"]
 
 
 def test_a_file_that_takes_long_is_before_the_others() -> None:
     items = [Item("a", "one.py"), Item("b", "two.py"), Item("c", "two.py", marks=("starts_early",))]
-    assert [name for name, _ in arranged(*items)] == ["b", "c", "a"]
+    assert arranged(*items) == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("fixture", SHARED)

@@ -3,6 +3,7 @@ because it takes longer than what is compared with it, and every backend is comp
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,7 +27,13 @@ def translations(
 ) -> list[list[Theirs]]:
     """All hypotheses for each source; `options` in Hugging Face's words."""
     found = fixture_cache().answers(
-        _translations, model=model, sources=list(sources), options=options, beams=beams, prefix=prefix
+        _translations,
+        weights=_hash(model.original),
+        model=model,
+        sources=list(sources),
+        options=options,
+        beams=beams,
+        prefix=prefix,
     )
     return [[Theirs(**hypothesis) for hypothesis in answers] for answers in found]
 
@@ -35,12 +42,28 @@ def texts(
     model: ConvertedLanguageModel, prompts: Sequence[list[int]], options: dict[str, Any], beams: int
 ) -> list[list[Theirs]]:
     """The same of a language model."""
-    found = fixture_cache().answers(_texts, model=model, prompts=list(prompts), options=options, beams=beams)
+    weights = _hash(model.original)
+    found = fixture_cache().answers(
+        _texts, weights=weights, model=model, prompts=list(prompts), options=options, beams=beams
+    )
     return [[Theirs(**hypothesis) for hypothesis in answers] for answers in found]
 
 
+def _hash(original: torch.nn.Module) -> str:
+    """Of the weights that really answer: a test may have changed those of the model that it was given."""
+    content = hashlib.sha256()
+    for name, tensor in sorted(original.state_dict().items()):
+        content.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
 def _translations(
-    model: MarianShape, sources: list[list[int]], options: dict[str, Any], beams: int, prefix: tuple[int, ...]
+    model: MarianShape,
+    sources: list[list[int]],
+    options: dict[str, Any],
+    beams: int,
+    prefix: tuple[int, ...],
+    weights: str,
 ) -> list[list[dict[str, Any]]]:
     given = {"max_length": MAX_LENGTH, "length_penalty": 1.0, **options}
     if model.renormalise:
@@ -57,7 +80,7 @@ def _translations(
 
 
 def _texts(
-    model: ConvertedLanguageModel, prompts: list[list[int]], options: dict[str, Any], beams: int
+    model: ConvertedLanguageModel, prompts: list[list[int]], options: dict[str, Any], beams: int, weights: str
 ) -> list[list[dict[str, Any]]]:
     given = {"length_penalty": 1.0, **options}
     return [_generate(model.original, each, beams, each, (EOS, SECOND_EOS), None, given) for each in prompts]

@@ -152,7 +152,7 @@ def write_language_model(
 
 @dataclass(frozen=True)
 class ConvertedLanguageModel:
-    # What its `repr` says is all that matters: the manifest has the hash of the weights.
+    # The cache of fixtures asks for its `repr`: neither where it lies, nor what torch prints of it.
     original: Any = field(repr=False)
     source: Path = field(repr=False)
     folder: Path = field(repr=False)

@@ -35,7 +35,7 @@ SPREAD = {"lm_head": 0.4, "encoder.embed": 0.4, "embed": 0.3, "encoder_attn": 0.
 
 @dataclass(frozen=True)
 class MarianShape:
-    # What its `repr` says is all that matters: the manifest has the hash of the weights.
+    # The cache of fixtures asks for its `repr`: neither where it lies, nor what torch prints of it.
     original: MarianMTModel = field(repr=False)
     folder: Path = field(repr=False)
     manifest: Manifest

@@ -1,6 +1,8 @@
-"""What a worker of pytest-xdist takes at once, and in which order."""
+"""In which order the workers of pytest-xdist take the tests."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -16,28 +18,32 @@ SHARED = (
 )
 
 
-def arrange(items: list[pytest.Item]) -> dict[pytest.Item, str]:
-    """Sorts the tests, and says to which group each belongs.
+def arrange(items: list[pytest.Item]) -> None:
+    """Sorts the tests so that their files come in the order in which workers should take them: whole ones
+    (`--dist loadfile`), for the sake of the fixtures of a file. (`loadgroup` does not group with pytest 9.2:
+    pytest-xdist's issue 1386.)
 
-    One test that needs each shared fixture goes first and by itself: so the workers make different ones, instead of
-    waiting for each other's. Behind them, a file at a time, for the sake of its own fixtures; those that take long
-    before the others, so that at the end no worker works alone.
+    A file for each shared fixture goes first: so the workers make different ones, instead of waiting for each other's.
+    Then the files that take long, so that at the end no worker works alone.
     """
-    makers: dict[pytest.Item, str] = {}
+    wanted: dict[Path, set[str]] = {}  # what the tests of a file need of the shared fixtures
+    for item in items:
+        if not _may_be_left_out(item):
+            wanted.setdefault(item.path, set()).update(_fixtures(item).intersection(SHARED))
+    first: list[Path] = []
     for fixture in SHARED:
-        users = [item for item in items if fixture in _fixtures(item) and item not in makers]
+        users = [path for path, needs in wanted.items() if fixture in needs and path not in first]
         if users:
-            makers[min(users, key=lambda item: (_may_be_left_out(item), len(_fixtures(item))))] = fixture
-    places = {item: place for place, item in enumerate(makers)}
+            first.append(min(users, key=lambda path: len(wanted[path])))
     long = {item.path for item in items if item.get_closest_marker("starts_early")}
-    items.sort(key=lambda item: (places.get(item, len(places)), item.path not in long))
-    return {item: makers.get(item, item.nodeid.partition("::")[0]) for item in items}
+    places = {path: place for place, path in enumerate(first)}
+    items.sort(key=lambda item: (places.get(item.path, len(places)), item.path not in long))
 
 
 def _may_be_left_out(item: pytest.Item) -> bool:
-    """By the `-m` of `make test`; pytest leaves tests out after it was asked for their groups."""
+    """By the `-m` of `make test`, which pytest reads later."""
     return any(item.get_closest_marker(name) is not None for name in ("full", "gpu"))
 
 
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))

@@ -14,9 +14,10 @@ from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.request import Request
 from tests.serving.engine.test_engine import BEAM, GREEDY, LONG, assert_same, crowd
 from tests.serving.engine.test_few_bits import lost_only_one
-from tests.serving.engine.test_search_exact import CASES, Case, compare, hugging_face, sources
+from tests.serving.engine.test_search_exact import CASES, Case, compare, sources
 from tests.support.engines import decode, make_engine, results, step
 from tests.support.few_bits import in_few_bits
+from tests.support.hugging_face import translations
 from tests.support.marian_shape import EOS, MAX_LENGTH, VOCABULARY, MarianShape
 from tests.support.shortlists import ALL, EVERYWHERE, FEW, lexicon, shortlisted_engine, with_lexicon
 
@@ -78,7 +79,7 @@ def check_against_hugging_face(model: MarianShape, folder: Path, case: Case, bea
     for text, answer in zip(texts, results(decode(engine, [(text, options) for text in texts])), strict=True):
         words = words_for(model, text, options)
         assert len(words) < VOCABULARY
-        theirs = hugging_face(restricted_original(model, words), text, case, beams, beams)
+        (theirs,) = translations(restricted_original(model, words), [text], case.theirs, beams, case.prefix)
         for ours, other in zip(answer.hypotheses, theirs, strict=True):
             compare(ours, other, f"{case.name}, {beams} beams, {text}")
 
