@@ -12,7 +12,6 @@ import pytest
 from beamline.converters.certificate.verify import Certificate, Tolerance
 from beamline.converters.conversion import PARITY_FILE
 from beamline.converters.export import ExportedFiles
-from beamline.converters.families import converter_for
 from beamline.converters.tasks import generation
 from beamline.serving.contract.manifest import read_manifest
 from tests.support.checkpoints import convert_reference_source, write_reference_source
