@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.test_imports import ROOT, all_imports, within
+from tests.support.import_graph import all_imports
+from tests.test_imports import ROOT, within
 
 COMMON = ("beamline.loadtest.errors", "beamline.loadtest.quantities")
 LAYERS = (
