@@ -7,10 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from beamline.serving.api.grpc.server import GrpcServer
-from beamline.serving.api.grpc.servicer import InferenceServicer
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http.app import build_app, build_gateway
+from beamline.serving.api.http.app import gateway_app, operations_app
 from beamline.serving.api.http.server import HttpServer
+from beamline.serving.api.inference import Inference
+from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import ModelError
 from beamline.serving.lifecycle import Lifecycle, Phase
@@ -75,16 +76,16 @@ class Server:
         self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
         if config.http_port is not None:
             self._gateway = HttpServer(config.host, config.http_port, tls)
-        operators = build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
-        await self._metrics_http.start(operators)
+        operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
+        await self._metrics_http.start(operations)
         makers = self._makers or real_makers(config)
         models = self._models
         models.called = self.metrics.triton.call
         self._driver = makers.thread()
         self._driver.start()
+        inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
-            servicer = InferenceServicer(models, self.lifecycle)
-            app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
+            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
             await self._gateway.start(app)
         self.manager = manager = ModelManager(
             config.repository,
@@ -99,7 +100,7 @@ class Server:
         if watcher is None:
             models.check_default()
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(models, manager, self.lifecycle, self.metrics)
+        await self._grpc.start(inference, OpenInferenceServicer(models, manager, self.lifecycle, guard), manager)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 
@@ -120,7 +121,7 @@ class Server:
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
         if self._grpc is not None:
-            await self._grpc.refuse()
+            await self._grpc.report_not_serving()
         try:
             async with asyncio.timeout(seconds):
                 await self.lifecycle.idle()

@@ -48,10 +48,6 @@ class Access:
     def __init__(self, tokens: Path | None) -> None:
         self._tokens = None if tokens is None else TokenFile(tokens)
 
-    @property
-    def restricted(self) -> bool:
-        return self._tokens is not None
-
     def check(self, scope: Scope | None, authorization: str | None) -> Client:
         """`authorization` is the header of that name. Raises `Unauthenticated` or `Forbidden`."""
         if self._tokens is None or scope is None:

@@ -1,4 +1,4 @@
-"""uvicorn inside our own event loop. Signals stay ours: a drain has to come before the end."""
+"""The HTTP server: uvicorn in the event loop of the whole server, which handles signals itself: it drains first."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.grpc.statuses import status_of
+from beamline.serving.api.grpc.inference_service import deadline_of
+from beamline.serving.api.guard import Guard
 from beamline.serving.api.open_inference import describe, tasks
 from beamline.serving.api.open_inference.infer import Question
 from beamline.serving.api.open_inference.streaming import Reply, Stream
@@ -19,18 +19,17 @@ from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.models.registry import Models
-from beamline.serving.telemetry.metrics import Metrics
 from beamline.version import beamline_version
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class OpenInferenceServicer:
-    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, guard: Guard) -> None:
         self._models = models
         self._manager = manager
         self._lifecycle = lifecycle
-        self._metrics = metrics
+        self._guard = guard
 
     # -- the server ----------------------------------------------------------------------------------------------
 
@@ -80,25 +79,25 @@ class OpenInferenceServicer:
         with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
             question = await tasks.read(request, model)
             _enter(question)
-            return await tasks.once(model, question, request.ByteSize(), _deadline(context))
+            return await tasks.once(model, question, request.ByteSize(), deadline_of(context))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
-        await Stream(self._replies, self._sentence, context).run(requests)
+        await Stream(self._replies, self._error_message, context).run(requests)
 
     async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
         with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
             question = await tasks.read(request, model)
             _enter(question)
             if not question.parameters.stream:
-                response = await tasks.once(model, question, request.ByteSize(), _deadline(context))
+                response = await tasks.once(model, question, request.ByteSize(), deadline_of(context))
                 yield Reply(Piece(response, last=True), in_order=True, empty_final=False)
                 return
-            async with aclosing(tasks.pieces(model, question, _deadline(context))) as pieces:
+            async with aclosing(tasks.pieces(model, question, deadline_of(context))) as pieces:
                 async for piece in pieces:
                     yield Reply(piece, in_order=False, empty_final=question.parameters.empty_final)
 
-    def _sentence(self, error: Exception) -> str:
-        return status_of(error, STREAM_INFER, current_call().request_id, self._metrics).sentence
+    def _error_message(self, error: Exception) -> str:
+        return self._guard.failure(error, STREAM_INFER, current_call().request_id).message
 
     # -- the repository ------------------------------------------------------------------------------------------
 
@@ -129,9 +128,3 @@ def _enter(question: Question) -> None:
             queue_timeout=parameters.queue_timeout or call.queue_timeout,
         )
     )
-
-
-def _deadline(context: Any) -> float | None:
-    """The caller's deadline on the engine's clock."""
-    remaining: float | None = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining

@@ -31,9 +31,9 @@ Infer = Callable[[oip.ModelInferRequest, Any], AsyncGenerator[Reply]]
 
 
 class Stream:
-    def __init__(self, infer: Infer, sentence: Callable[[Exception], str], context: Any) -> None:
+    def __init__(self, infer: Infer, error_message: Callable[[Exception], str], context: Any) -> None:
         self._infer = infer
-        self._sentence = sentence
+        self._error_message = error_message
         self._context = context
         self._writing = asyncio.Lock()
         self._free = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -56,7 +56,9 @@ class Stream:
             await _over(before)
             failed = oip.ModelInferResponse(id=request.id)
             failed.parameters[_FINAL].bool_param = True
-            reply_of_error = oip.ModelStreamInferResponse(error_message=self._sentence(error), infer_response=failed)
+            reply_of_error = oip.ModelStreamInferResponse(
+                error_message=self._error_message(error), infer_response=failed
+            )
             async with self._writing:
                 await self._context.write(reply_of_error)
         finally:

@@ -95,7 +95,7 @@ def test_models_are_apart_and_registries_too() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert page == metrics_page.page(), "run 'make docs'"
 
 
