@@ -1,7 +1,8 @@
-"""Is the server loading, ready or draining, and how many calls are inside: one answer for all doors.
+"""The phase of the server (loading, ready, draining) and the count of running calls, for all APIs.
 
-Ready means that it can answer somebody: it takes calls, and at least one model is served. A server whose last model was
-unloaded still takes calls (each is told why, and a load brings it back), but nobody should be sent to it.
+Ready means that the server takes calls and serves at least one model. A server whose last model was unloaded still
+takes calls, which fail with the reason, and may load a model again; but it reports that it is not ready, so that load
+balancers send calls elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Phase(StrEnum):
 
 
 class Lifecycle:
-    """Belongs to the event loop: none of it may be called from another thread."""
+    """Not thread-safe: it belongs to the event loop."""
 
     def __init__(self, serves_a_model: Callable[[], bool] = lambda: True) -> None:
         self.phase = Phase.LOADING
@@ -36,12 +37,13 @@ class Lifecycle:
 
     @property
     def describe(self) -> str:
-        """In a word or two, for probes."""
+        """The phase in a word or two, for health checks."""
         return self.phase.value if self.ready or self.phase is not Phase.READY else "no model is served"
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around every call that needs an engine. A call that is inside when the drain begins is finished."""
+        """Around every call that needs an engine. Raises `ShuttingDown` if the server takes no calls; a call that runs
+        when the drain begins is finished."""
         if self.phase is not Phase.READY:
             raise ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
         self._calls += 1
@@ -54,5 +56,5 @@ class Lifecycle:
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when no call is inside."""
+        """Returns when no call is running."""
         await self._idle.wait()

@@ -1,4 +1,4 @@
-"""The composition root: a `ServeConfig` becomes a server that answers, and that can be drained."""
+"""The composition root: builds a server from a `ServeConfig`, starts, drains and stops it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
 
 class Server:
-    """Construct it inside the event loop that shall run it."""
+    """Must be constructed inside the event loop that runs it."""
 
     def __init__(self, config: ServeConfig, makers: EngineMakers | None = None) -> None:
         self.config = config
@@ -61,7 +61,7 @@ class Server:
         return None if self._gateway is None else _address(self.config.host, self._gateway.port)
 
     async def start(self) -> None:
-        """Returns when every model is loaded and calls are answered. HTTP answers earlier: probes ask it."""
+        """Returns when every model is loaded and calls are answered. HTTP answers earlier, for health checks."""
         try:
             await self._start()
         except BaseException:
@@ -105,7 +105,7 @@ class Server:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 
     def _watcher(self, manager: ModelManager) -> Watcher | None:
-        """Made before the models are loaded: a change meanwhile is one that it sees."""
+        """Made before the models are loaded, so that it notices changes that are made meanwhile."""
         config = self.config
         if config.repository is None or config.watch_seconds is None:
             return None
@@ -115,7 +115,7 @@ class Server:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
     async def drain(self) -> bool:
-        """Refuses new calls, finishes those that are inside. False where `drain_seconds` were not enough."""
+        """Refuses new calls and finishes the running ones. False if `drain_seconds` were not enough."""
         seconds = self.config.drain_seconds
         ends = None if seconds is None else time.monotonic() + seconds
         self.lifecycle.phase = Phase.DRAINING
@@ -129,12 +129,12 @@ class Server:
             return False
         if self._driver is None:
             return True
-        # What callers gave up may still hold slots.
+        # Sequences of cancelled calls may still hold slots.
         remaining = None if ends is None else max(0.0, ends - time.monotonic())
         return await asyncio.to_thread(self._driver.drain, remaining)
 
     async def stop(self) -> None:
-        """At once: calls that are still inside are cancelled. After `drain` there are none."""
+        """Cancels calls that are still running; after `drain` there are none."""
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
         if self._grpc is not None:

@@ -146,7 +146,7 @@ def fuzzed(folder: Path, corpus: Sequence[Message], *arguments: str) -> Iterator
         asyncio.run(target.send_corpus())
         yield target
         asyncio.run(target.send_corpus())
-        eventually(lambda: server.metrics()("beamline_active_slots") == 0, "nobody is left")
+        eventually(lambda: server.metrics()("beamline_active_slots") == 0, "no slot is in use")
     assert "Traceback" not in (folder / "log.txt").read_text()
 
 

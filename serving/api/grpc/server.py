@@ -14,7 +14,7 @@ from beamline.serving.api.grpc.health import Health
 from beamline.serving.api.grpc.interceptor import GuardInterceptor
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import SERVICE, Inference
-from beamline.serving.api.open_inference import service as open_inference
+from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.manager import ModelManager
