@@ -4,7 +4,7 @@
 #   docker run --rm --read-only -p 8000:8000 -p 8001:8001 -p 8002:8002 beamline
 # Other models: docker run ... -v "$PWD/my_models:/models:ro" beamline
 
-# cpu or gpu: the extra of pyproject.toml that brings the runtime.
+# cpu or gpu: the extra of pyproject.toml that brings the runtime; gpu brings CUDA's libraries, too: no CUDA base image.
 ARG DEVICE=cpu
 
 FROM python:3.11-slim-bookworm AS build
@@ -20,9 +20,6 @@ RUN DEVICE=$DEVICE python -c "import os, tomllib; project = tomllib.load(open('p
 extras = project['optional-dependencies']; \
 print(*project['dependencies'], *extras[os.environ['DEVICE']], *extras['tracing'], sep='\n')" >requirements.txt \
     && pip install -c constraints.txt setuptools -r requirements.txt
-
-# The CUDA libraries that the GPU runtime loads, from the same place as the runtime itself: no CUDA base image.
-RUN if [ "$DEVICE" = gpu ]; then pip install -c constraints.txt 'onnxruntime-gpu[cuda,cudnn]'; fi
 
 COPY . .
 RUN pip install --no-deps --no-build-isolation . \

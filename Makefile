@@ -146,5 +146,5 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 $(GPU)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]' 'onnxruntime-gpu[cuda,cudnn]'
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]'
 	@touch $@

@@ -14,21 +14,23 @@ import shlex
 import sys
 from pathlib import Path
 
-from beamline.loadtest import compare, fleet
-from beamline.loadtest.arrivals import Arrivals, Replay
-from beamline.loadtest.client import Connection, token_of
 from beamline.loadtest.errors import LoadTestError
-from beamline.loadtest.gate import Gate, parse_gate, parse_limit, shares_of
-from beamline.loadtest.live import Live
+from beamline.loadtest.judgement import compare
+from beamline.loadtest.judgement.gate import Gate, parse_gate, parse_slo, shares_of
+from beamline.loadtest.judgement.rate_search import Bounds
+from beamline.loadtest.load.arrivals import Arrivals, Replay
+from beamline.loadtest.load.worker_pool import start_workers
+from beamline.loadtest.load.workload import Workload
 from beamline.loadtest.options import add_run_arguments, connection_of, load_of, workers_for
 from beamline.loadtest.report import files
 from beamline.loadtest.report.document import GateResult, Machine, Report, Setup, Stage, read
+from beamline.loadtest.report.progress_line import ProgressLine
 from beamline.loadtest.report.table import summary
 from beamline.loadtest.runner import Run, Runner
-from beamline.loadtest.scrape import Scraper
-from beamline.loadtest.search import Bounds
-from beamline.loadtest.stage import Plan
-from beamline.loadtest.workload import Workload
+from beamline.loadtest.stage import StagePlan
+from beamline.loadtest.targets.grpc_target import token_of
+from beamline.loadtest.targets.server_metrics import Scraper
+from beamline.loadtest.targets.target import Connection
 from beamline.version import beamline_version
 
 HELP = "measure a server's latency and throughput"
@@ -69,27 +71,27 @@ def _measure(args: argparse.Namespace) -> int:
     connection = connection_of(args)
     arrivals, workload, models = load_of(args)
     gates = [parse_gate(text) for text in args.fail_if]
-    limit = parse_limit(args.slo) if args.slo is not None else None
-    plan = _plan(args, arrivals, frozenset(shares_of(gates, limit)))
+    slo = parse_slo(args.slo) if args.slo is not None else None
+    plan = _plan(args, arrivals, frozenset(shares_of(gates, slo)))
     workers = workers_for(args, arrivals)
     if args.out is not None:
         files.prepare(args.out, args.overwrite)
     scraper = Scraper(args.metrics, token_of(args.token_file)) if args.metrics is not None else None
-    live = Live(quiet=args.quiet)
+    progress = ProgressLine(quiet=args.quiet)
 
     def begin(stage: Arrivals, seconds: float) -> None:
-        live.begin(str(stage), seconds)
+        progress.begin(str(stage), seconds)
 
     def end(stage: Stage) -> None:
-        live.end()
+        progress.end()
 
     if scraper is not None:
         scraper.start()
     try:
-        with fleet.started(connection, workload, models, workers, args.give_up) as started:
-            runner = Runner(started, plan, scraper, live.see, begin, end)
-            if limit is not None:
-                done = runner.search(arrivals, limit, args.allow_errors, Bounds(args.rate, args.max_rate))
+        with start_workers(connection, workload, models, workers, args.give_up) as pool:
+            runner = Runner(pool, plan, scraper, progress.see, begin, end)
+            if slo is not None:
+                done = runner.search(arrivals, slo, args.allow_errors, Bounds(args.rate, args.max_rate))
             elif args.sweep is not None:
                 done = runner.sweep(arrivals, args.sweep)
             else:
@@ -117,15 +119,15 @@ def exit_code(report: Report, allowed_errors: float) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, arrivals: Arrivals, shares: frozenset[float]) -> Plan:
+def _plan(args: argparse.Namespace, arrivals: Arrivals, shares: frozenset[float]) -> StagePlan:
     if args.duration == 0:
         raise LoadTestError("--duration is 0: there would be nothing to measure")
     if isinstance(arrivals, Replay):
         # A trace has its own length, and none of it is warm-up.
         length = arrivals.trace[-1] / arrivals.speed + _AFTER_THE_LAST
-        return Plan(min(args.duration or length, length), 0.0, args.seed, shares)
+        return StagePlan(min(args.duration or length, length), 0.0, args.seed, shares)
     warmup = args.warmup if args.warmup is not None else 3.0
-    return Plan(warmup + (args.duration or 30.0), warmup, args.seed, shares)
+    return StagePlan(warmup + (args.duration or 30.0), warmup, args.seed, shares)
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""What the load tester refuses, and why. The texts are for people.
+"""The errors of the load tester. Their texts are sentences for its user.
 
 `beamline.serving.errors` is not used on purpose: the load tester knows the wire and nothing else of ours.
 """

@@ -1,4 +1,4 @@
-"""The command line of `beamline loadtest`, and what it means in our own records."""
+"""The command line of `beamline loadtest`, and the connection, arrivals and workload that it describes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from beamline.loadtest import units
-from beamline.loadtest.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
-from beamline.loadtest.client import Connection, Tls
 from beamline.loadtest.errors import LoadTestError
-from beamline.loadtest.methods import METHODS
-from beamline.loadtest.trace import read_lines, read_trace
-from beamline.loadtest.workload import (
+from beamline.loadtest.load.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
+from beamline.loadtest.load.texts import (
     LONGEST,
+    SENTENCES,
     FileTexts,
     Fixed,
     Lengths,
     Lognormal,
-    Mix,
-    MixedWorkload,
-    Options,
     SyntheticTexts,
     Uniform,
-    Workload,
-    only,
+    read_lines,
 )
+from beamline.loadtest.load.trace import read_trace
+from beamline.loadtest.load.workload import Mix, MixedWorkload, Workload, only
+from beamline.loadtest.quantities import parse_duration, parse_rate, parse_share
+from beamline.loadtest.targets.beamline_v1 import METHODS
+from beamline.loadtest.targets.protocols import BEAMLINE, OPEN_INFERENCE, TARGETS
+from beamline.loadtest.targets.target import Connection, Options, Tls
 
-SENTENCES = Path(__file__).with_name("sentences.txt")
 _PER_WORKER = 1500.0  # requests per second that one process sends without strain
 _CLIENTS_PER_WORKER = 128
 
@@ -42,8 +40,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
     where.add_argument(
         "--protocol",
-        choices=("beamline.v1", "open-inference"),
-        default="beamline.v1",
+        choices=tuple(TARGETS),
+        default=BEAMLINE,
         help="open-inference measures Triton and other KServe servers as well (%(default)s)",
     )
     where.add_argument("--input", metavar="NAME", help="open-inference: the BYTES tensor that takes the text")
@@ -129,7 +127,7 @@ def connection_of(args: argparse.Namespace) -> Connection:
         tls = Tls(args.tls_ca, args.tls_cert, args.tls_key, args.tls_name)
     if ":" not in args.target:
         raise LoadTestError(f"--target is {args.target!r}; write HOST:PORT")
-    if args.protocol != "open-inference" and (args.stream or args.input is not None):
+    if args.protocol != OPEN_INFERENCE and (args.stream or args.input is not None):
         raise LoadTestError("--stream and --input belong to --protocol open-inference")
     return Connection(
         target=args.target,
@@ -146,7 +144,7 @@ def connection_of(args: argparse.Namespace) -> Connection:
 
 
 def load_of(args: argparse.Namespace) -> tuple[Arrivals, Workload, tuple[str, ...]]:
-    """When, what, and the models that it is for."""
+    """The arrivals, the requests, and the models that they are for."""
     if sum(map(bool, (args.clients, args.trace, args.sweep, args.slo))) > 1:
         raise LoadTestError("--clients, --trace, --sweep and --slo exclude each other")
     models = _mix(args.model, str) if args.model else only("")
@@ -156,15 +154,15 @@ def load_of(args: argparse.Namespace) -> tuple[Arrivals, Workload, tuple[str, ..
                 "a trace says itself what is sent: give no --options, --texts or --sentences, and one --model at most"
             )
         replay, workload = read_trace(args.trace, models.choices[0], args.speed)
-        for item in workload.kinds():
-            _check(item.options, args)
-        return replay, workload, tuple(sorted({item.model for item in workload.items}))
+        for request in workload.kinds():
+            _check(request.options, args)
+        return replay, workload, tuple(sorted({each.model for each in workload.requests}))
     options = _mix(args.options or [""], lambda text: _decoding(text, args))
     return _arrivals(args), MixedWorkload(_texts(args), models, options, args.seed), models.choices
 
 
 def workers_for(args: argparse.Namespace, arrivals: Arrivals) -> int:
-    """More processes than are needed only get into each other's way."""
+    """Worker processes; more than are needed would only compete for cores."""
     if args.workers is not None:
         return int(args.workers)
     cores = len(os.sched_getaffinity(0))
@@ -222,8 +220,8 @@ def _decoding(text: str, args: argparse.Namespace) -> Options:
 
 
 def _check(options: Options, args: argparse.Namespace) -> None:
-    """A wrong one is told at once; what another server's options are, only that server knows."""
-    if args.protocol == "beamline.v1":
+    """A wrong option is reported at once; those of another protocol only its server knows."""
+    if args.protocol == BEAMLINE:
         METHODS[args.method].options(options)
 
 
@@ -252,11 +250,11 @@ def _read(parse: Callable[[str], float], text: str) -> float:
 
 
 def _duration(text: str) -> float:
-    return _read(units.seconds, text)
+    return _read(parse_duration, text)
 
 
 def _rate(text: str) -> float:
-    value = _read(units.per_second, text)
+    value = _read(parse_rate, text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
     return value
@@ -291,4 +289,4 @@ def _count(text: str) -> int:
 
 
 def _share(text: str) -> float:
-    return _read(units.fraction, text)
+    return _read(parse_share, text)

@@ -37,7 +37,7 @@ class ServeConfig:
     watch_seconds: float | None = None  # how often to look for changes in the repository; None: never
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
-    drain_seconds: float | None = None  # None: as long as it takes
+    drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
     device: str = "auto"  # or cpu, cuda, tensorrt
     threads: int = 0  # of a model; 0: as many as there are cores
     engines: int = 0  # of a model, which share its threads on the CPU; 0: as suits it

@@ -8,8 +8,8 @@ balancers send calls elsewhere.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 
 from beamline.serving.errors import ShuttingDown
@@ -25,11 +25,23 @@ class Lifecycle:
     """Not thread-safe: it belongs to the event loop."""
 
     def __init__(self, serves_a_model: Callable[[], bool] = lambda: True) -> None:
-        self.phase = Phase.LOADING
+        self._phase = Phase.LOADING
         self._serves_a_model = serves_a_model
+        self._arriving: set[asyncio.Timeout] = set()
         self._calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.DRAINING:
+            for timeout in self._arriving:
+                timeout.reschedule(0)  # in the past: it expires now
 
     @property
     def ready(self) -> bool:
@@ -45,7 +57,7 @@ class Lifecycle:
         """Around every call that needs an engine. Raises `ShuttingDown` if the server takes no calls; a call that runs
         when the drain begins is finished."""
         if self.phase is not Phase.READY:
-            raise ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
+            raise self._refusal()
         self._calls += 1
         self._idle.clear()
         try:
@@ -54,6 +66,25 @@ class Lifecycle:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def arriving(self) -> AsyncIterator[None]:
+        """Around reading a call's body, which may never end. A drain cancels it at once with `ShuttingDown`: the call
+        would be refused anyway."""
+        if self.phase is Phase.DRAINING:
+            raise self._refusal()
+        try:
+            async with asyncio.timeout(None) as timeout:
+                self._arriving.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._arriving.discard(timeout)
+        except TimeoutError:
+            raise self._refusal() from None
+
+    def _refusal(self) -> ShuttingDown:
+        return ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
 
     async def idle(self) -> None:
         """Returns when no call is running."""

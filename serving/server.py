@@ -45,6 +45,7 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._overdue = False  # a drain was cut short
 
     @property
     def grpc_address(self) -> str:
@@ -115,39 +116,50 @@ class Server:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
     async def drain(self) -> bool:
-        """Refuses new calls and finishes the running ones. False if `drain_seconds` were not enough."""
+        """Refuses new calls, finishes the running ones, and sends their responses. False if `drain_seconds` were not
+        enough; then `stop` cancels what is left."""
+        self._overdue = not await self._drain()
+        return not self._overdue
+
+    async def _drain(self) -> bool:
         seconds = self.config.drain_seconds
         ends = None if seconds is None else time.monotonic() + seconds
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
-        if self._grpc is not None:
-            await self._grpc.report_not_serving()
         try:
             async with asyncio.timeout(seconds):
+                if self._grpc is not None:
+                    await self._grpc.report_not_serving()
                 await self.lifecycle.idle()
+                if self._driver is not None:
+                    # Sequences of cancelled calls may still hold slots.
+                    remaining = None if ends is None else max(0.0, ends - time.monotonic())
+                    if not await asyncio.to_thread(self._driver.drain, remaining):
+                        return False
+                for http in self._http():
+                    await http.finish()
         except TimeoutError:
             return False
-        if self._driver is None:
-            return True
-        # Sequences of cancelled calls may still hold slots.
-        remaining = None if ends is None else max(0.0, ends - time.monotonic())
-        return await asyncio.to_thread(self._driver.drain, remaining)
+        return True
 
     async def stop(self) -> None:
-        """Cancels calls that are still running; after `drain` there are none."""
+        """Cancels calls that are still running; after a `drain` in time there are none."""
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
         if self._grpc is not None:
-            await self._grpc.stop()
-        for http in (self._gateway, self._metrics_http):
-            if http is not None:
-                await http.stop()
+            await self._grpc.stop(at_once=self._overdue)
+        for http in self._http():
+            await http.stop()
         if self._driver is not None:
             await asyncio.to_thread(self._driver.stop)
         await asyncio.to_thread(self._tracing.close)
         if self.manager is not None:
             self.manager.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _http(self) -> list[HttpServer]:
+        """The one with metrics and health last: it reports on the drain of the others."""
+        return [http for http in (self._gateway, self._metrics_http) if http is not None]
 
     def _stop_watching(self) -> None:
         if self._watching is not None:

@@ -84,3 +84,14 @@ def test_every_command_exists():
 def test_pins_can_be_installed_anywhere():
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     assert [pin for pin in pins if pin.count("==") != 1 or "+" in pin or "/" in pin] == []
+
+
+def test_the_gpu_extra_brings_the_libraries_of_cuda():
+    """Without them the CUDA provider does not load, and without cuDNN no recurrent model does; and nobody asks for them
+    a second time, elsewhere."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert "onnxruntime-gpu[cuda,cudnn]>=1.31" in extras["gpu"]
+    for file in ("Makefile", "Dockerfile"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert "gpu" in text
+        assert "onnxruntime-gpu" not in text

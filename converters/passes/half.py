@@ -2,8 +2,8 @@
 
 Matrix products, attention and caches are in half; normalisations, softmax, log-softmax, sums and the search are in
 float32. What stands between them (additions, activations, reshapes) follows its inputs, and float32 wins: a residual
-that leaves a normalisation stays in float32. TensorRT is strongly typed, so it computes exactly this; so does ONNX
-Runtime, on which it is checked.
+that leaves a normalisation stays in float32. What nobody computes in bfloat16 is in float32, too. TensorRT is strongly
+typed, so it computes exactly this; so does ONNX Runtime, on which it is checked.
 """
 
 from __future__ import annotations
@@ -30,6 +30,12 @@ _COMPARISONS = {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 _LAYOUT = {"Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Concat", "Split", "Slice", "Expand", "Tile"}
 _MOVES = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Pad", "Flatten", "ReverseSequence"}
 _FOLLOWS = frozenset(_ARITHMETIC | _ACTIVATIONS | _COMPARISONS | _LAYOUT | _MOVES)
+# What ONNX Runtime's CUDA provider (1.31) has no bfloat16 kernel for, or ONNX no bfloat16 version of. The CPU has none
+# either, so a single one of them would keep a graph from loading. In float32 the inputs are the same numbers, and a
+# comparison of them has the same result. (Clip is a function of comparisons there.)
+_NOT_IN_BFLOAT16 = frozenset(
+    _COMPARISONS | {"Floor", "Clip", "LeakyRelu", "Elu", "Selu", "Pad", "ReverseSequence", "Einsum", "DequantizeLinear"}
+)
 _FROM_TABLE = frozenset({"Gather", "GatherND"})  # of a constant: an embedding, which is kept in half
 _NUMPY = {ir.DataType.FLOAT16: np.dtype(np.float16), ir.DataType.BFLOAT16: np.dtype(ml_dtypes.bfloat16)}
 
@@ -89,6 +95,8 @@ class _Lowering:
         return node.op_type in ("Cast", "Shape", "Size")
 
     def _wanted(self, node: ir.Node) -> ir.DataType:
+        if self._half is ir.DataType.BFLOAT16 and node.op_type in _NOT_IN_BFLOAT16:
+            return FULL
         if node.op_type in _IN_HALF:
             return self._half
         if node.op_type not in _FOLLOWS:

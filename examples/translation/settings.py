@@ -41,6 +41,7 @@ class Settings:
     validate_every: int = 500
     save_every_minutes: float = 10.0
     bleu_lines: int = 500  # the first of the valid lines are translated for BLEU and chrF
+    also_validate: list[str] = field(default_factory=list)  # further DATA/NAME.SOURCE and .TARGET: their BLEU and chrF
     seed: int = 1
 
     @classmethod

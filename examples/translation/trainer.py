@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from examples.translation.average import Average
 from examples.translation.data import PAD, Batch, Corpus, read_lines
-from examples.translation.evaluate import Scores, score
+from examples.translation.evaluate import Scores, quality_of, score, translate
 from examples.translation.loss import projected_loss
 from examples.translation.models import VOCABULARY, Model, export, hidden_states, load_weights, weights_of
 from examples.translation.settings import Settings
@@ -73,9 +73,13 @@ class Trainer:
         cache, room = out / "cache", model.config.max_positions
         self.train_set = Corpus.load(data, "train", settings, vocabulary, cache, room)
         self.valid_set = Corpus.load(data, "valid", settings, vocabulary, cache, room)
-        self.sample = [
-            read_lines(data / f"valid.{side}")[: settings.bleu_lines] for side in (settings.source, settings.target)
-        ]
+        self.samples = {
+            name: [
+                read_lines(data / f"{name}.{side}")[: settings.bleu_lines]
+                for side in (settings.source, settings.target)
+            ]
+            for name in ("valid", *settings.also_validate)
+        }
         self.stopping = Event()
 
     def stop(self) -> None:
@@ -161,15 +165,19 @@ class Trainer:
 
     def validate(self) -> Scores:
         with self.average.in_place_of(self.model):
-            scores = score(
-                self.model, self.vocabulary, self.valid_set.in_order(self.settings.batch_tokens), *self.sample
-            )
+            batches = self.valid_set.in_order(self.settings.batch_tokens)
+            scores = score(self.model, self.vocabulary, batches, *self.samples["valid"])
+            others = {}
+            for name in self.settings.also_validate:
+                sources, references = self.samples[name]
+                found = quality_of(translate(self.model, self.vocabulary, sources), references)
+                others[name] = {"bleu": round(found.bleu, 4), "chrf": round(found.chrf, 4)}
         vocabulary, served = self.out / VOCABULARY, self.settings.served()
         export(self.out / "checkpoint", self.model, self.average.weights, vocabulary, served)
         halves = {name: tensor.half() for name, tensor in self.average.weights.items()}
         export(self.out / "checkpoint-fp16", self.model, halves, vocabulary, served)
         self.progress.validated = self.progress.step
-        self.log(lr=self.settings.rate(self.progress.step), **scores.to_json())
+        self.log(lr=self.settings.rate(self.progress.step), **scores.to_json(), **others)
         return scores
 
     def wait_while_paused(self) -> None:

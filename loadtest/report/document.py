@@ -22,7 +22,7 @@ class _Record(BaseModel):
 
 
 class Interval(_Record):
-    """95 % confidence, by drawing blocks of time again (see loadtest/bootstrap.py)."""
+    """95 % confidence, by drawing blocks of time again (see judgement/bootstrap.py)."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class TimeBin(_Record):
 
 
 class BlockCounts(_Record):
-    """One block for the bootstrap. The buckets are those of loadtest/histogram.py."""
+    """One block for the bootstrap. The buckets are those of load/histogram.py."""
 
     seconds: float
     sent: int
@@ -113,7 +113,7 @@ class ClientHealth(_Record):
     send_lag_max: float | None
     loop_lag_p99: float | None
     busiest_worker: float  # share of a core
-    machine_busy: float | None  # share of all cores, whoever used them
+    machine_busy: float | None  # share of all cores, used by any process
     crowded: bool = False  # no core was free, and a good part of them was ours: a server beside us had to wait
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from beamline.loadtest.errors import LoadTestError
-from beamline.loadtest.record import Records, write_csv
+from beamline.loadtest.load.records import Records, write_csv
 from beamline.loadtest.report.document import Report
 from beamline.loadtest.report.markdown import markdown
 from beamline.loadtest.report.page import page
@@ -15,7 +15,7 @@ _REPORT = "report.json"
 
 
 def prepare(folder: Path, overwrite: bool = False) -> None:
-    """Before the run: nobody wants to learn after an hour that nothing can be written, or that the last one is gone."""
+    """Before the run, so that a folder that can't be written, or that holds another report, is refused at once."""
     if (folder / _REPORT).exists() and not overwrite:
         raise LoadTestError(f"{folder} holds a report already; name another folder with --out, or give --overwrite")
     try:

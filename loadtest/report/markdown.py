@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from beamline.loadtest import units
+from beamline.loadtest.quantities import format_duration, format_rate, format_share
 from beamline.loadtest.report.document import Report, Stage
 from beamline.loadtest.report.remarks import label, remarks
 from beamline.loadtest.report.table import value
@@ -37,17 +37,17 @@ def _lines(report: Report) -> Iterator[str]:
     if len(report.stages) > 1:
         yield ""
         yield from _curve(report)
-    told = list(_told(report))
-    if told:
+    notes = list(_notes(report))
+    if notes:
         yield ""
-        yield from told
+        yield from notes
     yield ""
     yield "The same again:"
     yield ""
     yield f"    {setup.command}"
 
 
-def _told(report: Report) -> Iterator[str]:
+def _notes(report: Report) -> Iterator[str]:
     for remark in remarks(report):
         yield f"- {remark.kind.value}: {remark.sentence}"
     for stage in report.stages:
@@ -63,16 +63,18 @@ def _row(stage: Stage) -> str:
     for share in _SHARES:
         found = percentiles.get(share)
         interval = found.interval if found is not None else None
-        spread = f" ({units.duration(interval.low)} to {units.duration(interval.high)})" if interval is not None else ""
+        spread = (
+            f" ({format_duration(interval.low)} to {format_duration(interval.high)})" if interval is not None else ""
+        )
         latencies.append(f"{value(found)}{spread}")
     used = [each.mean_occupancy for each in stage.server_times if each.mean_occupancy is not None]
     cells = [
         label(stage),
-        units.rate(stage.sent_rate),
-        units.rate(stage.throughput),
+        format_rate(stage.sent_rate),
+        format_rate(stage.throughput),
         *latencies,
-        units.share(stage.failed / stage.sent) if stage.sent else "-",
-        ", ".join(units.share(each) for each in used) or "-",
+        format_share(stage.failed / stage.sent) if stage.sent else "-",
+        ", ".join(format_share(each) for each in used) or "-",
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -1,4 +1,4 @@
-"""What has to be said beside a report's numbers: once for all stages that it is true of."""
+"""The remarks of a report (failures, early stops, caveats), each once for all stages that it is true of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from beamline.loadtest import units
+from beamline.loadtest.quantities import format_rate
 from beamline.loadtest.report.document import Report, Stage
 
 
@@ -44,7 +44,7 @@ def remarks(report: Report) -> list[Remark]:
 
 
 def label(stage: Stage) -> str:
-    return units.rate(stage.offered_rate) if stage.offered_rate is not None else stage.arrivals
+    return format_rate(stage.offered_rate) if stage.offered_rate is not None else stage.arrivals
 
 
 def _of(stage: Stage) -> Iterator[tuple[Kind, str]]:

@@ -1,10 +1,10 @@
-"""The result for the terminal."""
+"""The result as text for the terminal: one stage in detail, or a table of several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from beamline.loadtest import units
+from beamline.loadtest.quantities import format_duration, format_rate, format_share
 from beamline.loadtest.report.document import Distribution, Percentile, Report, Stage
 from beamline.loadtest.report.remarks import Kind, remarks
 
@@ -37,10 +37,10 @@ def _stage(stage: Stage) -> Iterator[str]:
     yield ""
     unfinished = f", {stage.unfinished} not finished" if stage.unfinished else ""
     yield f"  {'requests':<14} {stage.sent} sent, {stage.ok} answered, {stage.failed} failed{unfinished}"
-    yield f"  {'really sent':<14} {units.rate(stage.sent_rate)}"
-    yield f"  {'throughput':<14} {units.rate(stage.throughput)}{_rate_interval(stage)}"
+    yield f"  {'really sent':<14} {format_rate(stage.sent_rate)}"
+    yield f"  {'throughput':<14} {format_rate(stage.throughput)}{_rate_interval(stage)}"
     if stage.target_tokens_rate:
-        tokens = f"{units.rate(stage.source_tokens_rate)} read, {units.rate(stage.target_tokens_rate)} written"
+        tokens = f"{format_rate(stage.source_tokens_rate)} read, {format_rate(stage.target_tokens_rate)} written"
         yield f"  {'tokens':<14} {tokens}"
     for name, distribution in (
         ("latency", stage.latency),
@@ -52,8 +52,8 @@ def _stage(stage: Stage) -> Iterator[str]:
         yield from _distribution(name, distribution)
     for times in stage.server_times:
         if times.mean_step_seconds is not None:
-            occupancy = f", {units.share(times.mean_occupancy)} of the slots" if times.mean_occupancy else ""
-            steps = f"{times.steps} of {units.duration(times.mean_step_seconds)}{occupancy}"
+            occupancy = f", {format_share(times.mean_occupancy)} of the slots" if times.mean_occupancy else ""
+            steps = f"{times.steps} of {format_duration(times.mean_step_seconds)}{occupancy}"
             yield f"  {'steps':<14} {steps} ({times.model})"
     yield ""
 
@@ -61,7 +61,7 @@ def _stage(stage: Stage) -> Iterator[str]:
 def _distribution(name: str, distribution: Distribution | None) -> Iterator[str]:
     if distribution is None:
         return
-    yield f"  {name:<14} mean {units.duration(distribution.mean)}, max {units.duration(distribution.maximum)}"
+    yield f"  {name:<14} mean {format_duration(distribution.mean)}, max {format_duration(distribution.maximum)}"
     for percentile in distribution.percentiles:
         yield f"  {f'p{100 * percentile.share:g}':>14} {value(percentile)}{_interval(percentile)}"
 
@@ -72,11 +72,11 @@ def _sweep(report: Report) -> Iterator[str]:
     for index, stage in enumerate(report.stages):
         by_share = {each.share: each for each in (stage.latency.percentiles if stage.latency else ())}
         values = " ".join(f"{value(by_share.get(share)):>10}" for share in (0.5, 0.95, 0.99))
-        failed = units.share(stage.failed / stage.sent) if stage.sent else "-"
+        failed = format_share(stage.failed / stage.sent) if stage.sent else "-"
         mark = "  <- highest" if report.search is not None and report.search.stage == index else ""
         rates = (stage.offered_rate, stage.sent_rate, stage.throughput)
         saturated = "  (load tester saturated)" if stage.client.saturated else ""
-        yield f"  {' '.join(f'{units.rate(rate):>10}' for rate in rates)} {values} {failed:>8}{mark}{saturated}"
+        yield f"  {' '.join(f'{format_rate(rate):>10}' for rate in rates)} {values} {failed:>8}{mark}{saturated}"
     yield ""
     if report.search is not None:
         yield report.search.conclusion
@@ -93,16 +93,16 @@ def _saturation(report: Report) -> Iterator[str]:
 def value(percentile: Percentile | None) -> str:
     if percentile is None:
         return "-"
-    return f"{'>= ' if percentile.at_least else ''}{units.duration(percentile.seconds)}"
+    return f"{'>= ' if percentile.at_least else ''}{format_duration(percentile.seconds)}"
 
 
 def _interval(percentile: Percentile) -> str:
     if percentile.interval is None:
         return ""
-    return f"  ({units.duration(percentile.interval.low)} to {units.duration(percentile.interval.high)})"
+    return f"  ({format_duration(percentile.interval.low)} to {format_duration(percentile.interval.high)})"
 
 
 def _rate_interval(stage: Stage) -> str:
     if stage.throughput_interval is None:
         return ""
-    return f"  ({units.rate(stage.throughput_interval.low)} to {units.rate(stage.throughput_interval.high)})"
+    return f"  ({format_rate(stage.throughput_interval.low)} to {format_rate(stage.throughput_interval.high)})"

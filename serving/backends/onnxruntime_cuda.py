@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import io
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
-from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
+from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ModelError
 
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 _NAMES = {"tensor(float)": "float32"}
+# It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
+_BREAKS_HALF = ("MatmulTransposeFusion",)
 
 
 class OnnxRuntimeCudaRunner:
@@ -79,8 +85,15 @@ class OnnxRuntimeCudaRunner:
         if graph not in self._sessions:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
-            self._sessions[graph] = open_session(self._folder / file.file, self._providers, self._place)
+            path, without = self._folder / file.file, _left_out(self._manifest)
+            self._sessions[graph] = open_session(path, self._providers, self._place, without)
         return self._sessions[graph]
+
+
+def _left_out(manifest: AnyManifest) -> tuple[str, ...]:
+    """Models that classify or embed are in float32 always."""
+    half = isinstance(manifest, Manifest) and manifest.precision in ("float16", "bfloat16")
+    return _BREAKS_HALF if half else ()
 
 
 def _run_options() -> ort.RunOptions:
@@ -102,25 +115,56 @@ def provider_options(device: int, stream: int, options: Mapping[str, str] | None
     }
 
 
-def open_session(path: Path, providers: list[Any], place: str) -> ort.InferenceSession:
+def open_session(path: Path, providers: list[Any], place: str, without: Sequence[str] = ()) -> ort.InferenceSession:
+    """`without` are optimisations of ONNX Runtime's that are left out."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
     settings.enable_mem_pattern = False  # shapes change from step to step
+    said = ""
     if place == "cuda":
-        # A graph of which a part would run on the CPU is refused, instead of being quietly slow.
-        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        said = preload()
+        settings.log_severity_level = 3  # it warns of anything on the CPU; what may be there is checked below
+        settings.add_session_config_entry(RECORD, "1")
     else:
         settings.intra_op_num_threads = 1
     try:
-        session = ort.InferenceSession(str(path), settings, providers=providers)
+        # By itself it would print an error of CUDA's and try again on the CPU.
+        session = ort.InferenceSession(
+            str(path), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
+        )
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
-    if place == "cuda" and CUDA not in session.get_providers():
+    if place == "cuda":
+        _check_placement(path, session, said)
+    return session
+
+
+@functools.cache
+def preload() -> str:
+    """Loads CUDA's and cuDNN's libraries from where pip puts them, which the loader does not know, else from the
+    system; once, before the first session. What ONNX Runtime says of those that it did not find is returned."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ort.preload_dlls()
+    return said.getvalue().strip()
+
+
+def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> None:
+    """A graph of which a part would run on the CPU is refused, instead of being quietly slow."""
+    if CUDA not in session.get_providers():
         raise ModelError(
             f"{path}: ONNX Runtime left CUDA out and would use {', '.join(session.get_providers())}; "
-            "`beamline doctor` says what is missing"
+            f"`beamline doctor` says what is missing{f'. ONNX Runtime says: {said}' if said else ''}"
         )
-    return session
+    placed = placement(session)
+    if not any(node.on_cpu for node in placed):
+        return
+    wrong = misplaced(onnx.load(path, load_external_data=False).graph, placed)
+    if wrong:
+        raise ModelError(
+            f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "
+            "sizes may be; serve the model with --device cpu or tensorrt"
+        )
 
 
 def _spec(argument: Any) -> TensorSpec:

@@ -186,9 +186,12 @@ class LibraryRuntime:
         self.records = name == "tensorrt"
 
     def load(self, path: Path, card: PlanCard) -> Engine:
+        self._logger.errors.clear()
         engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
-            raise ModelError(f"{path} can't be loaded by {self.module} {self.version}; run `beamline build --rebuild`")
+            why = "; ".join(self._logger.errors) or "it does not say why"
+            advice = "; run `beamline build --rebuild`" if _rebuild_helps(why) else ""
+            raise ModelError(f"{path} can't be loaded by {self.module} {self.version}: {why}{advice}")
         for output, source in card.aliases.items():
             if engine.get_aliased_input_tensor(output) != source:
                 raise ModelError(f"{path} does not write {output} where {source} is; run `beamline build --rebuild`")
@@ -233,14 +236,26 @@ class _LibraryContext:
         return bool(self._context.execute_async_v3(self._stream))
 
 
+# What the library says of a plan of another release or GPU, and of something that is not a plan. Where it says anything
+# else (memory, the driver), the next plan would not load either.
+_OF_THE_PLAN = ("rebuild", "incompatible with", "version tag", "magic tag")
+
+
+def _rebuild_helps(why: str) -> bool:
+    return any(words in why.lower() for words in _OF_THE_PLAN)
+
+
 def _logger(library: Any) -> Any:
     levels = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
 
     class Listener(library.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             library.ILogger.__init__(self)
+            self.errors: list[str] = []  # since somebody cleared them: the only place where causes are named
 
         def log(self, severity: Any, message: str) -> None:
+            if levels.get(severity.name) == logging.ERROR:
+                self.errors.append(message)
             log.log(levels.get(severity.name, logging.DEBUG), "%s", message)
 
     return Listener()

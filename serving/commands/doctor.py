@@ -42,10 +42,17 @@ def report(machine: Machine, repository: Path | None = None) -> list[str]:
     if not machine.probe.devices:
         lines.append(f"GPU         none: {machine.probe.reason}")
     for package, version in machine.packages.items():
-        lines.append(f"{package:<16}{version or f'not installed: {_ADVICE[package]}'}")
+        lines.append(f"{package:<16}{version or f'not installed: {_advice(package, machine)}'}")
     lines += [f"{kind:<12}{_verdict(kind, machine)}" for kind in ("cpu", "cuda", "tensorrt")]
     lines.append(f"auto        {_chosen(machine)}")
     return lines + (_plans(repository) if repository is not None else [])
+
+
+def _advice(package: str, machine: Machine) -> str:
+    if package == "onnxruntime" and machine.has("onnxruntime-gpu"):
+        # Beside it, it would overwrite its files, and take CUDA away.
+        return "not needed, onnxruntime-gpu serves on the CPU, too"
+    return _ADVICE[package]
 
 
 def _verdict(kind: str, machine: Machine) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from pathlib import Path
 
 from beamline.serving.backends.devices import WISHES
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_REPOSITORY = Path("model_repo")
 _WATCH_SECONDS = 2.0
+_STOP_SECONDS = 5.0  # to end in good order, behind the drain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--default-model", metavar="M", help="for calls that name none")
     parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
     parser.add_argument(
-        "--drain-seconds", type=duration, metavar="S", help="give up on running calls then (default: never)"
+        "--drain-seconds",
+        type=limit,
+        default=config.drain_seconds,
+        metavar="S",
+        help="after SIGTERM, cut off calls that still run then; none: wait as long as they take (%(default)s)",
     )
     _add_security(parser)
     parser.add_argument(
@@ -160,6 +166,15 @@ def duration(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no duration")
     return value
+
+
+def limit(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return duration(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no limit: seconds, or none") from None
 
 
 def interval(text: str) -> float:
@@ -239,11 +254,25 @@ async def _serve(config: ServeConfig) -> int:
     print(ready, flush=True)
     await stop.wait()
     log.info("draining: no new calls, finishing those that run (again to stop at once)")
+    if config.drain_seconds is not None:
+        _exit_after(config.drain_seconds + _STOP_SECONDS)
     drained = await server.drain()
     await server.stop()
     if not drained:
         log.error("stopped with calls unfinished after %s seconds", config.drain_seconds)
     return 0 if drained else 1
+
+
+def _exit_after(seconds: float) -> None:
+    """The last resort: a step that hangs in a device's driver, say, would keep the process for ever."""
+
+    def exit_now() -> None:
+        log.error("still not stopped after %s seconds: exiting at once", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, exit_now)
+    timer.daemon = True
+    timer.start()
 
 
 def _on_signal(number: int, stop: asyncio.Event) -> None:

@@ -1,6 +1,6 @@
-"""Who may join the queue. Plain counting: it knows no tensors and no model, and time is what it is told.
+"""Who may join the queue. Plain counting: it knows no tensors and no model, and time is what it is given.
 
-A refusal at the door is cheap for everybody; a request that waits in vain costs its caller the wait and others their
+An early refusal is cheap for everybody; a request that waits in vain costs its caller the wait and others their
 place. So the queue has an end, and a request whose deadline would pass while it waits is not let in.
 """
 
@@ -16,7 +16,7 @@ _SHORTEST, _LONGEST = 0.05, 60.0
 
 
 class Admission:
-    """Not safe for threads: the inbox's lock is around it."""
+    """Not safe for threads: the queue's lock is around it."""
 
     def __init__(self, model: str, slots: int, max_queue: int, early_refusal: bool = True) -> None:
         self._model = model

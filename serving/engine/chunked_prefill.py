@@ -1,8 +1,8 @@
-"""Prompts, taken in by the chunk between decode steps, so that a long one never stalls the others: whatever takes time
-(a chunk, room for more of it, a place in the batch) has a step before and after it.
+"""Chunked prefill: prompts are computed by the chunk between decode steps, so that a long one never stalls the others.
+Whatever takes time (a chunk, memory for more of it, a place in the batch) has a step before and after it.
 
 All tokens but a prompt's last go through the prefill graph, into memory of their own; the last one is the input of the
-request's first step. Prompts of similar length that come together are taken in together, a row each.
+request's first step. Prompts of similar length that come together are computed together, a row each.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from beamline.serving.contract.backend import Backend, PromptChunk
-from beamline.serving.engine.prefill import Fail, PromptCounts, Ready, Taken
+from beamline.serving.engine.prefill import PrefillCounts, Ready, could_not_prepare
 from beamline.serving.engine.prefix_cache import Known, PrefixCache
+from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.engine.sequence import Job
 from beamline.serving.errors import ComputeError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Pace:
 
 @dataclass(slots=True)
 class _Group:
-    jobs: list[Job]
+    requests: list[Request]
     prompts: list[tuple[int, ...]]  # without their last tokens
     done: list[int]  # how much of each is taken in
     memories: list[Any]
@@ -68,7 +68,7 @@ class _Group:
         """The next tokens of every row. One that has fewer begins earlier, and computes some once more; one that is
         shorter than this altogether is padded, behind its end, where nobody looks."""
         starts = [min(done, max(0, len(prompt) - length)) for prompt, done in zip(self.prompts, self.done, strict=True)]
-        tokens = np.zeros((len(self.jobs), length), np.int64)
+        tokens = np.zeros((len(self.requests), length), np.int64)
         for row, (prompt, start) in enumerate(zip(self.prompts, starts, strict=True)):
             part = prompt[start : start + length]
             tokens[row, : len(part)] = part
@@ -78,8 +78,8 @@ class _Group:
         """The first rows, and the others."""
         first, rest = slice(rows), slice(rows, None)
         return (
-            _Group(self.jobs[first], self.prompts[first], self.done[first], self.memories[first], self.chunks),
-            _Group(self.jobs[rest], self.prompts[rest], self.done[rest], self.memories[rest], self.chunks),
+            _Group(self.requests[first], self.prompts[first], self.done[first], self.memories[first], self.chunks),
+            _Group(self.requests[rest], self.prompts[rest], self.done[rest], self.memories[rest], self.chunks),
         )
 
     def took(self, length: int) -> None:
@@ -87,13 +87,12 @@ class _Group:
         self.done = [min(len(prompt), done + length) for prompt, done in zip(self.prompts, self.done, strict=True)]
 
 
-class PromptIntake:
+class ChunkedPrefill:
     def __init__(
-        self, backend: Backend, taken: Taken, fail: Fail, clock: Callable[[], float], cache: PrefixCache, pace: Pace
+        self, backend: Backend, outputs: OutputCollector, clock: Callable[[], float], cache: PrefixCache, pace: Pace
     ) -> None:
         self._backend = backend
-        self._taken = taken
-        self._fail = fail
+        self._outputs = outputs
         self._clock = clock
         self._groups: list[_Group] = []
         self._complete: list[Ready] = []
@@ -102,27 +101,26 @@ class PromptIntake:
         self._tokens = 0
         self._cached_tokens = 0
 
-    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
-        newcomers = scheduler.next_in_line()
-        self._taken(newcomers)
-        joining, self._complete = self._complete, []
-        ready = self._begin(newcomers) + joining
-        self._groups = [group for group in self._groups if any(map(scheduler.is_preparing, group.jobs))]
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+        newcomers = scheduler.admit()
+        complete, self._complete = self._complete, []
+        ready = self._begin(newcomers) + complete
+        self._groups = [group for group in self._groups if any(map(scheduler.is_preparing, group.requests))]
         others_wait = bool(scheduler.active)
-        if self._groups and not (others_wait and (busy or joining)):
-            ready += self._take_turn(others_wait)
-        return [each for each in ready if scheduler.is_preparing(each.job)]
+        if self._groups and not (others_wait and (busy or complete)):
+            ready += self._take_turn(scheduler, others_wait)
+        return [each for each in ready if scheduler.is_preparing(each.request)]
 
-    def _take_turn(self, others_wait: bool) -> list[Ready]:
+    def _take_turn(self, scheduler: Scheduler[Request], others_wait: bool) -> list[Ready]:
         """A chunk of the first group, and who is ready now."""
         group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
         budget = self._pace.tokens(others_wait)
         rows = max(1, budget // _SMALLEST_CHUNK)
-        if len(group.jobs) > rows:  # all of them at once would take too long
+        if len(group.requests) > rows:  # all of them at once would take too long
             group, rest = group.split(rows)
             self._groups.append(rest)
         # All of it may be in already, where the longer ones of a group have just been split off.
-        if group.remaining and not self._take_in(group, budget, others_wait):
+        if group.remaining and not self._compute(scheduler, group, budget, others_wait):
             return []
         if group.remaining:
             self._groups.append(group)
@@ -136,40 +134,40 @@ class PromptIntake:
     def stepped(self, seconds: float) -> None:
         self._pace.stepped(seconds)
 
-    def report(self) -> PromptCounts:
-        counts = PromptCounts(self._tokens, self._cached_tokens, self._cache.size)
+    def report(self) -> PrefillCounts:
+        counts = PrefillCounts(self._tokens, self._cached_tokens, self._cache.size)
         self._tokens = self._cached_tokens = 0
         return counts
 
-    def _begin(self, newcomers: Sequence[Job]) -> list[Ready]:
+    def _begin(self, newcomers: Sequence[Request]) -> list[Ready]:
         """Looks up what is known of each prompt, and groups the rest."""
-        ready, work = [], list[tuple[Job, Known | None]]()
-        for job in newcomers:
-            prompt = job.request.source[:-1]
-            job.started = self._clock()
+        ready, work = [], list[tuple[Request, Known | None]]()
+        for request in newcomers:
+            prompt = request.source[:-1]
+            request.started = self._clock()
             known = self._cache.find(prompt)
-            job.cached_tokens = 0 if known is None else known.length
+            request.cached_tokens = 0 if known is None else known.length
             self._tokens += len(prompt) + 1
-            self._cached_tokens += job.cached_tokens
+            self._cached_tokens += request.cached_tokens
             if known is not None and known.length == len(prompt):
-                ready.append(Ready(job, self._backend.prefix(known.memory, known.length)[0]))
+                ready.append(Ready(request, self._backend.prefix(known.memory, known.length)[0]))
             elif not prompt:
-                ready.append(Ready(job, self._backend.prompts([0], [None])[0]))
+                ready.append(Ready(request, self._backend.prompts([0], [None])[0]))
             else:
-                work.append((job, known))
+                work.append((request, known))
         self._groups += [self._open(group) for group in _grouped(work)]
         return ready
 
-    def _open(self, group: Sequence[tuple[Job, Known | None]]) -> _Group:
-        jobs = [job for job, _ in group]
-        prompts = [job.request.source[:-1] for job in jobs]
+    def _open(self, group: Sequence[tuple[Request, Known | None]]) -> _Group:
+        requests = [request for request, _ in group]
+        prompts = [request.source[:-1] for request in requests]
         known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
         memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
-        return _Group(jobs, prompts, [job.cached_tokens for job in jobs], memories)
+        return _Group(requests, prompts, [request.cached_tokens for request in requests], memories)
 
-    def _take_in(self, group: _Group, budget: int, others_wait: bool) -> bool:
-        """Whether there are some of its tokens less to take in."""
-        rows = len(group.jobs)
+    def _compute(self, scheduler: Scheduler[Request], group: _Group, budget: int, others_wait: bool) -> bool:
+        """A chunk of it; whether that was done."""
+        rows = len(group.requests)
         length = min(group.remaining, max(_SMALLEST_CHUNK, budget // rows))
         chunk = group.chunk(length)
         try:
@@ -180,40 +178,41 @@ class PromptIntake:
             began = self._clock()
             self._backend.take_in(group.memories, chunk)
         except Exception:
-            log.exception("taking in a chunk of %d prompts failed", rows)
-            self._isolate(group)
+            log.exception("computing a chunk of %d prompts failed", rows)
+            self._isolate(scheduler, group)
             return False
         self._pace.took(length * rows, self._clock() - began)
         group.took(length)
         return True
 
-    def _isolate(self, group: _Group) -> None:
+    def _isolate(self, scheduler: Scheduler[Request], group: _Group) -> None:
         """One of them may be at fault: alone, the others succeed."""
-        if len(group.jobs) == 1:
-            return self._fail(group.jobs[0], ComputeError("the prompt could not be processed"))
-        for job in group.jobs:
-            job.cached_tokens = 0
-            self._groups.append(self._open([(job, None)]))
+        if len(group.requests) == 1:
+            error = ComputeError("the prompt could not be processed")
+            return could_not_prepare(group.requests[0], error, scheduler, self._outputs)
+        for request in group.requests:
+            request.cached_tokens = 0
+            self._groups.append(self._open([(request, None)]))
 
     def _completed(self, group: _Group) -> list[Ready]:
         for prompt, memory in zip(group.prompts, group.memories, strict=True):
             if self._cache.wants(prompt):
                 self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)))
-        return [Ready(job, memory) for job, memory in zip(group.jobs, group.memories, strict=True)]
+        return [Ready(request, memory) for request, memory in zip(group.requests, group.memories, strict=True)]
 
 
-def _grouped(work: Sequence[tuple[Job, Known | None]]) -> list[list[tuple[Job, Known | None]]]:
+def _grouped(work: Sequence[tuple[Request, Known | None]]) -> list[list[tuple[Request, Known | None]]]:
     """Prompts of which about as much remains, so that little is computed twice."""
-    groups: list[list[tuple[Job, Known | None]]] = []
-    for job, known in sorted(work, key=lambda each: _remaining(each[0])):
+    groups: list[list[tuple[Request, Known | None]]] = []
+    for request, known in sorted(work, key=lambda each: _remaining(each[0])):
         group = groups[-1] if groups else []
-        fits = group and _remaining(job) <= 1.5 * _remaining(group[0][0]) + 8
-        if fits and len(group) < _GROUP_ROWS and _remaining(job) * (len(group) + 1) <= _GROUP_TOKENS:
-            group.append((job, known))
+        fits = group and _remaining(request) <= 1.5 * _remaining(group[0][0]) + 8
+        if fits and len(group) < _GROUP_ROWS and _remaining(request) * (len(group) + 1) <= _GROUP_TOKENS:
+            group.append((request, known))
         else:
-            groups.append([(job, known)])
+            groups.append([(request, known)])
     return groups
 
 
-def _remaining(job: Job) -> int:
-    return job.source_length - 1 - job.cached_tokens
+def _remaining(request: Request) -> int:
+    return request.source_length - 1 - request.cached_tokens

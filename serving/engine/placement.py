@@ -1,4 +1,5 @@
-"""Requests on their way into a slot: what is large of theirs is copied there by the part, while others run."""
+"""Requests on their way into a slot: what is large of theirs (a prompt's KV cache) is copied there by the part, while
+others run."""
 
 from __future__ import annotations
 
@@ -8,27 +9,27 @@ from dataclasses import dataclass
 
 from beamline.serving.contract.backend import Backend
 from beamline.serving.engine.prefill import Ready
-from beamline.serving.engine.sequence import Job
+from beamline.serving.engine.request import Request
 
 
 @dataclass(slots=True)
 class _Filling:
-    """The first in line, of whom some entries stand in a slot already."""
+    """The first of them, of which some entries stand in a slot already."""
 
-    job: Job
+    request: Request
     slot: int
     parts: Iterator[None]
 
 
-class Joining:
+class Placement:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._line: deque[Ready] = deque()
+        self._ready: deque[Ready] = deque()
         self._filling: _Filling | None = None
 
     @property
-    def jobs(self) -> list[Job]:
-        return [each.job for each in self._line]
+    def requests(self) -> list[Request]:
+        return [each.request for each in self._ready]
 
     @property
     def rows(self) -> int:
@@ -36,26 +37,26 @@ class Joining:
         return 0 if self._filling is None else self._filling.slot + 1
 
     def add(self, ready: Sequence[Ready]) -> None:
-        self._line.extend(ready)
+        self._ready.extend(ready)
 
-    def keep(self, wanted: Callable[[Job], bool]) -> None:
+    def keep(self, wanted: Callable[[Request], bool]) -> None:
         """The others have left."""
-        self._line = deque(each for each in self._line if wanted(each.job))
-        if self._filling is not None and not wanted(self._filling.job):
+        self._ready = deque(each for each in self._ready if wanted(each.request))
+        if self._filling is not None and not wanted(self._filling.request):
             self._filling = None
 
     def next(self, slot: int, others_run: bool) -> Ready | None:
-        """The first in line, when all of it stands in this slot. While others run, they have a step between two
+        """The first of them, when all of it stands in this slot. While others run, they have a step between two
         parts."""
-        if not self._line:
+        if not self._ready:
             return None
         if self._filling is None:
-            job = self._line[0].job
-            self._filling = _Filling(job, slot, self._backend.fill(slot, self._line[0].memory))
+            request = self._ready[0].request
+            self._filling = _Filling(request, slot, self._backend.fill(slot, self._ready[0].memory))
         for _ in self._filling.parts:
             if others_run:
                 return None
         if self._filling.slot != slot:  # somebody has left since it began
             self._backend.move(self._filling.slot, slot)
         self._filling = None
-        return self._line.popleft()
+        return self._ready.popleft()

@@ -1,96 +1,98 @@
-"""How newcomers become ready for a slot: what a model must know of a request before its first step.
+"""What a model must compute of a request before its first decode step.
 
-An encoder-decoder model encodes its source, at once. A decoder-only model takes in its prompt, see `prompts.py`.
+An encoder-decoder model encodes its source, at once (here). A decoder-only model computes the KV cache of its prompt,
+by the chunk (`chunked_prefill.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from beamline.serving.contract.backend import Backend
+from beamline.serving.contract.stats import Outcome
+from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.engine.sequence import Job, groups_by_length
 from beamline.serving.errors import ComputeError
 
 log = logging.getLogger(__name__)
 
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
 
-Taken = Callable[[Sequence[Job]], None]  # out of the queue
-Fail = Callable[[Job, Exception], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A request that can have its slot."""
 
-    job: Job
+    request: Request
     memory: Any  # the backend's
 
 
 @dataclass(frozen=True, slots=True)
-class PromptCounts:
-    """What was taken in of prompts since the last report."""
+class PrefillCounts:
+    """What was computed of prompts since the last report."""
 
     tokens: int = 0
-    cached_tokens: int = 0  # of them, already known
+    cached_tokens: int = 0  # of them, found in the prefix cache
     cache_bytes: int = 0
 
 
-class Intake(Protocol):
-    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
-        """What there is time for between two steps: takes newcomers out of the queue, and returns who is ready.
+class Prefill(Protocol):
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+        """What there is time for between two steps: admits newcomers from the queue, and returns those who are ready.
         `busy`: something else has taken time already."""
 
     def stepped(self, seconds: float) -> None:
-        """How long a step took: what there is time for."""
+        """How long a decode step took: what there is time for."""
 
-    def report(self) -> PromptCounts: ...
+    def report(self) -> PrefillCounts: ...
 
 
-class EncoderIntake:
-    def __init__(self, backend: Backend, taken: Taken, fail: Fail) -> None:
+def could_not_prepare(
+    request: Request, error: Exception, scheduler: Scheduler[Request], outputs: OutputCollector
+) -> None:
+    scheduler.give_up(request)
+    outputs.answer(request, error, Outcome.FAILED)
+
+
+class EncoderPrefill:
+    def __init__(self, backend: Backend, outputs: OutputCollector) -> None:
         self._backend = backend
-        self._taken = taken
-        self._fail = fail
+        self._outputs = outputs
 
-    def advance(self, scheduler: Scheduler[Job], busy: bool) -> list[Ready]:
-        newcomers = self._newcomers(scheduler)
-        self._taken(newcomers)
-        groups = groups_by_length(newcomers, ENCODE_TOKENS)
-        return [ready for group in groups for ready in self._encode(group)]
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+        groups = groups_by_length(self._admit(scheduler), lambda request: request.source_length, ENCODE_TOKENS)
+        return [ready for group in groups for ready in self._encode(group, scheduler)]
 
     def stepped(self, seconds: float) -> None:
         pass
 
-    def report(self) -> PromptCounts:
-        return PromptCounts()
+    def report(self) -> PrefillCounts:
+        return PrefillCounts()
 
-    def _newcomers(self, scheduler: Scheduler[Job]) -> list[Job]:
-        """Whom to encode now: as many as there is room for, but while others decode, no more than keeps them waiting
-        for a moment."""
+    def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
+        """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""
         if not scheduler.active:
-            return scheduler.next_in_line()
+            return scheduler.admit()
         tokens = 0
 
-        def fits(job: Job) -> bool:
+        def fits(request: Request) -> bool:
             nonlocal tokens
-            tokens += job.source_length
-            return tokens <= ENCODE_TOKENS or tokens == job.source_length
+            tokens += request.source_length
+            return tokens <= ENCODE_TOKENS or tokens == request.source_length
 
-        return scheduler.next_in_line(fits)
+        return scheduler.admit(fits)
 
-    def _encode(self, group: Sequence[Job]) -> list[Ready]:
+    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> list[Ready]:
         try:
-            memories = self._backend.encode([job.request.reads for job in group])
-            return [Ready(job, memory) for job, memory in zip(group, memories, strict=True)]
+            memories = self._backend.encode([request.encoder_input for request in group])
+            return [Ready(request, memory) for request, memory in zip(group, memories, strict=True)]
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:
-                self._fail(group[0], ComputeError("the encoder failed"))
+                could_not_prepare(group[0], ComputeError("the encoder failed"), scheduler, self._outputs)
                 return []
         # One of them is at fault: alone, the others succeed.
-        return [ready for job in group for ready in self._encode([job])]
+        return [ready for request in group for ready in self._encode([request], scheduler)]

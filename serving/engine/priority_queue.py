@@ -1,4 +1,4 @@
-"""Those who wait, most urgent first. It knows no clock: a request says when it came.
+"""Requests in the order in which they are to be served. It knows no clock: a request says when it came.
 
 Urgency ages: every level of priority is worth `aging_seconds` of waiting. So the order is fixed at arrival (by when a
 request came plus its level's handicap), and nobody is overtaken by one who came later than three such spans.
@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 AGING_SECONDS = 2.0
 
 
-class Waiting(Protocol):
+class Prioritized(Protocol):
     @property
     def id(self) -> Hashable: ...
 
@@ -24,19 +24,19 @@ class Waiting(Protocol):
     def priority(self) -> int: ...  # 0 is most urgent
 
 
-W = TypeVar("W", bound=Waiting)
+R = TypeVar("R", bound=Prioritized)
 
 
-class Line(MutableMapping[Hashable, W]):
+class PriorityQueue(MutableMapping[Hashable, R]):
     """By id; iterates in the order in which they are to be served."""
 
     def __init__(self, aging_seconds: float = AGING_SECONDS) -> None:
         self._aging = aging_seconds
-        self._by_id: dict[Hashable, tuple[float, int, W]] = {}
+        self._by_id: dict[Hashable, tuple[float, int, R]] = {}
         self._order: list[tuple[float, int, Hashable]] = []
         self._arrivals = 0
 
-    def __setitem__(self, key: Hashable, request: W) -> None:
+    def __setitem__(self, key: Hashable, request: R) -> None:
         if key in self._by_id:
             del self[key]
         rank = request.submitted + self._aging * request.priority
@@ -44,7 +44,7 @@ class Line(MutableMapping[Hashable, W]):
         self._by_id[key] = (rank, self._arrivals, request)
         insort(self._order, (rank, self._arrivals, key))
 
-    def __getitem__(self, key: Hashable) -> W:
+    def __getitem__(self, key: Hashable) -> R:
         return self._by_id[key][2]
 
     def __delitem__(self, key: Hashable) -> None:
@@ -60,7 +60,7 @@ class Line(MutableMapping[Hashable, W]):
     def __len__(self) -> int:
         return len(self._order)
 
-    def popitem(self, last: bool = False) -> tuple[Hashable, W]:
+    def popitem(self, last: bool = False) -> tuple[Hashable, R]:
         key = self._order[-1 if last else 0][2]
         request = self[key]
         del self[key]

@@ -1,18 +1,28 @@
-"""What other threads hand to an engine, and its own thread takes in between two steps. One lock is around all of it."""
+"""The work queue of an engine: who waits, in which order, for how long, and who may join.
+
+One kind for all work: decoding, scoring and pooled models. Priorities, admission, deadlines and cancellation live here.
+It knows no tensors and no model; time is what it is given.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.admission import Admission
-from beamline.serving.errors import ShuttingDown
+from beamline.serving.engine.priority_queue import PriorityQueue
+from beamline.serving.errors import BeamlineError, Cancelled, DeadlinePassed, Overloaded, ShuttingDown
 
 
-class Waiting(Protocol):
-    """What is asked of a request that wants to wait here."""
+class Queueable(Protocol):
+    @property
+    def id(self) -> Hashable: ...
+
+    @property
+    def submitted(self) -> float: ...
 
     @property
     def priority(self) -> int: ...
@@ -20,69 +30,74 @@ class Waiting(Protocol):
     @property
     def deadline(self) -> float | None: ...
 
-
-Item = TypeVar("Item", bound=Waiting)
-
-
-@dataclass(slots=True)
-class Post(Generic[Item]):
-    """Since it was last taken: who came, who is not wanted any more, and of whom enough was seen (which hypothesis)."""
-
-    arrived: list[Item] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
-    enough: list[tuple[int, int]] = field(default_factory=list)
+    @property
+    def queue_deadline(self) -> float | None: ...  # by when it must have left the queue
 
 
-class Inbox(Generic[Item]):
-    """Every method may be called from any thread. A request counts as waiting until it is said to have `left`."""
+R = TypeVar("R", bound=Queueable)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Generic[R]):
+    """A request that will not go on. `slot` is where it ran, and must be released; None if it had none yet."""
+
+    request: R
+    outcome: Outcome
+    slot: int | None = None
+
+    def error(self) -> BeamlineError:
+        if self.outcome is Outcome.CANCELLED:
+            return Cancelled("cancelled by the client")
+        if self.outcome is Outcome.DEADLINE:
+            return DeadlinePassed("the deadline is over")
+        return Overloaded("no slot was free within the call's queue timeout; try again later, or allow more")
+
+
+def reason_to_drop(request: R, now: float, cancelled: set[Hashable]) -> Outcome | None:
+    if request.id in cancelled:
+        return Outcome.CANCELLED
+    if request.deadline is not None and now >= request.deadline:
+        return Outcome.DEADLINE
+    return None
+
+
+class WorkQueue(Generic[R]):
+    """`submit`, `cancel`, `stop`, `close`, `waiting` and `busy` may be used from any thread; the rest is the
+    engine's."""
 
     def __init__(self, admission: Admission) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # around admission, and what other threads leave here
         self._admission = admission
-        self._post: Post[Item] = Post()
+        self._arrived: list[R] = []
+        self._cancelled: set[Hashable] = set()
+        self._stopped: list[tuple[Hashable, int]] = []
         self._closed = False
+        self._waiting: PriorityQueue[R] = PriorityQueue()
 
-    # -- for those who hand something over -----------------------------------------------------------------------
+    # -- from any thread -----------------------------------------------------------------------------------------
 
-    def submit(self, item: Item, now: float, active: int = 0) -> None:
+    def submit(self, request: R, now: float, active: int = 0) -> None:
         """Raises `Overloaded`, or `ShuttingDown` once it is closed. `active` are the slots in use."""
-        seconds_left = None if item.deadline is None else item.deadline - now
+        seconds_left = None if request.deadline is None else request.deadline - now
         with self._lock:
             if self._closed:
                 raise ShuttingDown("the server is shutting down; try another one")
-            self._admission.enter(item.priority, seconds_left, active)
-            self._post.arrived.append(item)
+            self._admission.enter(request.priority, seconds_left, active)
+            self._arrived.append(request)
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: Hashable) -> None:
         with self._lock:
-            self._post.cancelled.append(request_id)
+            self._cancelled.add(request_id)
 
-    def enough(self, request_id: int, index: int) -> None:
+    def stop(self, request_id: Hashable, index: int) -> None:
+        """No more is wanted of one hypothesis of a request."""
         with self._lock:
-            self._post.enough.append((request_id, index))
+            self._stopped.append((request_id, index))
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Refuses new requests from now on."""
         with self._lock:
             self._closed = True
-
-    # -- for the engine ------------------------------------------------------------------------------------------
-
-    def take(self) -> Post[Item]:
-        with self._lock:
-            post, self._post = self._post, Post()
-        return post
-
-    def left(self, items: Sequence[Item]) -> None:
-        """They wait no longer."""
-        with self._lock:
-            for item in items:
-                self._admission.leave(item.priority)
-
-    def served(self, seconds: float) -> None:
-        """How long a request was worked for: what newcomers are told is estimated from it."""
-        with self._lock:
-            self._admission.served(seconds)
 
     @property
     def waiting(self) -> int:
@@ -91,6 +106,69 @@ class Inbox(Generic[Item]):
 
     @property
     def busy(self) -> bool:
-        """Is there something to take, or somebody who waits?"""
+        """Whether the engine has something to do here: requests that wait, or cancellations."""
         with self._lock:
-            return bool(self._post.cancelled or self._admission.waiting)
+            return bool(self._cancelled or self._admission.waiting)
+
+    # -- on the engine's thread ----------------------------------------------------------------------------------
+
+    def take_cancelled(self) -> set[Hashable]:
+        """The ids that were cancelled since the last time, wherever those requests are now."""
+        with self._lock:
+            cancelled, self._cancelled = self._cancelled, set()
+        return cancelled
+
+    def take_stopped(self) -> list[tuple[Hashable, int]]:
+        with self._lock:
+            stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def sweep(self, now: float, cancelled: set[Hashable]) -> list[Dropped[R]]:
+        """Those who wait and were cancelled, or have waited too long. They are gone from here."""
+        self._sort_in()
+        dropped = []
+        for request in list(self._waiting.values()):
+            outcome = reason_to_drop(request, now, cancelled)
+            if outcome is None and request.queue_deadline is not None and now >= request.queue_deadline:
+                outcome = Outcome.QUEUE_TIMEOUT
+            if outcome is not None:
+                del self._waiting[request.id]
+                dropped.append(Dropped(request, outcome))
+        self._left([each.request for each in dropped])
+        return dropped
+
+    def pop(self, most: int, fits: Callable[[R], bool] = lambda request: True) -> list[R]:
+        """Takes at most so many, most urgent first, up to the first one that does not fit."""
+        self._sort_in()
+        taken: list[R] = []
+        while self._waiting and len(taken) < most and fits(next(iter(self._waiting.values()))):
+            taken.append(self._waiting.popitem(last=False)[1])
+        self._left(taken)
+        return taken
+
+    def pop_batch(self, most: int, length: Callable[[R], int], most_tokens: int) -> list[R]:
+        """As many as one padded run holds; the first one always fits."""
+        longest = count = 0
+
+        def fits(request: R) -> bool:
+            nonlocal longest, count
+            longest, count = max(longest, length(request)), count + 1
+            return count == 1 or longest * count <= most_tokens
+
+        return self.pop(most, fits)
+
+    def served(self, seconds: float) -> None:
+        """How long a request was worked for: what newcomers can expect is estimated from it."""
+        with self._lock:
+            self._admission.served(seconds)
+
+    def _sort_in(self) -> None:
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        for request in arrived:
+            self._waiting[request.id] = request
+
+    def _left(self, requests: list[R]) -> None:
+        with self._lock:
+            for request in requests:
+                self._admission.leave(request.priority)

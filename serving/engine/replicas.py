@@ -1,7 +1,7 @@
-"""One model as several engines, on as many devices or sharing one CPU: every request goes to the least busy one.
+"""One model as several engines (replicas), on as many devices or sharing one CPU: a request goes to the least busy one.
 
-A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine that is not a
-fleet belongs to the first.
+A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine without replicas
+belongs to the first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from functools import partial
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import Request
-from beamline.serving.engine.scoring import ScoringRequest
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Overloaded
 
 
-class Fleet:
-    """To the doors it is an engine. Its members are driven by a thread each (`DeviceThreads`)."""
+class Replicas:
+    """To its callers it is an engine. Each member is driven by a thread of its own (`DeviceThreads`)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = tuple(engines)
@@ -44,27 +43,24 @@ class Fleet:
         assert refusal is not None
         raise refusal
 
-    def score(self, request: ScoringRequest) -> None:
-        self._least_loaded()[0].score(request)
-
-    def enough(self, request_id: int, index: int = 0) -> None:
-        for engine in self.engines:
-            engine.enough(request_id, index)
+    def stop_hypothesis(self, request_id: int, index: int = 0) -> None:
+        for engine in self.engines:  # those that don't know it ignore it
+            engine.stop_hypothesis(request_id, index)
 
     def cancel(self, request_id: int) -> None:
         for engine in self.engines:  # those that don't know it ignore it
             engine.cancel(request_id)
 
     def _least_loaded(self) -> list[Engine]:
-        """Least first; among equals in turn, so that an idle fleet is used evenly."""
+        """Least first; among equals in turn, so that idle replicas are used evenly."""
         with self._lock:
             self._turn = (self._turn + 1) % len(self.engines)
             rotated = [*self.engines[self._turn :], *self.engines[: self._turn]]
         return sorted(rotated, key=lambda engine: engine.load)
 
 
-class Together:
-    """What several engines say of their steps, as if they were one."""
+class CombinedStats:
+    """The statistics of several engines, as if they were one."""
 
     def __init__(self, observe: Callable[[StepStats], None], count: int) -> None:
         self._observe = observe
@@ -100,11 +96,11 @@ class DeviceThreads:
         for thread in self._threads:
             thread.start()
 
-    def add(self, engine: Engine | Fleet) -> None:
+    def add(self, engine: Engine | Replicas) -> None:
         for thread, member in zip(self._threads, _members(engine), strict=False):
             thread.add(member)
 
-    def retire(self, engine: Engine | Fleet, gone: Callable[[], None]) -> None:
+    def retire(self, engine: Engine | Replicas, gone: Callable[[], None]) -> None:
         """`gone` is called once, when the last member has finished."""
         members = _members(engine)
         remaining, lock = len(members), threading.Lock()
@@ -135,5 +131,5 @@ class DeviceThreads:
             thread.stop()
 
 
-def _members(engine: Engine | Fleet) -> tuple[Engine, ...]:
-    return engine.engines if isinstance(engine, Fleet) else (engine,)
+def _members(engine: Engine | Replicas) -> tuple[Engine, ...]:
+    return engine.engines if isinstance(engine, Replicas) else (engine,)

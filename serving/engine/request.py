@@ -1,126 +1,193 @@
-"""What enters the engine, and what leaves it: token ids on both sides."""
+"""One sequence, from submission to answer: the one type that carries it through queue, scheduler and engine."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Literal
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.contract.backend import Source
+from beamline.serving.contract.backend import Source, Start
 from beamline.serving.contract.call import DEFAULT_PRIORITY
+from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.stats import Finished, Outcome
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Answer, Output, Piece, Result
+from beamline.serving.engine.search.beam_search import BeamSearch
+from beamline.serving.engine.search.logits_processors import LogitsProcessors
+from beamline.serving.engine.search.sampler import Sampler
+
+log = logging.getLogger(__name__)
 
 _ids = itertools.count(1)
-
-
-def next_id() -> int:
-    return next(_ids)
-
-
-class FinishReason(StrEnum):
-    EOS = "eos"
-    LENGTH = "length"
-    TIME_LIMIT = "time_limit"
-    STOP = "stop"  # the caller has seen enough: a stop string
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingOptions:
-    """Complete: the model's defaults are already filled in, and every value is checked. Lengths as in Hugging Face
-    `generate`: they count the start token, the prefix, and the end token. A prompt's last token is its start token."""
-
-    beam_size: int  # or how many samples
-    num_hypotheses: int
-    max_length: int
-    min_length: int = 0
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    no_repeat_ngram_size: int = 0
-    repetition_penalty: float = 1.0
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    forced_bos_id: int | None = None
-    forced_eos_id: int | None = None
-    prefix: tuple[int, ...] = ()
-    time_limit: float | None = None  # seconds from submission
-    return_alignment: bool = False
-    # Sampling, where the temperature is above 0.
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    top_log_probs: int = 0  # how many of the likeliest tokens at each place are reported
-
-    @property
-    def samples(self) -> bool:
-        return self.temperature > 0
-
-
-Alternatives = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, best first
-
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    tokens: tuple[int, ...]  # what was generated: without start token and prefix, with the end token
-    token_log_probs: tuple[float, ...]
-    score: float
-    finish_reason: FinishReason
-    alignment: tuple[tuple[float, ...], ...] | None = None  # [target token][source token]
-    alternatives: tuple[Alternatives, ...] = ()  # one per token, where they were asked for
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What has become certain of one hypothesis since the last piece: of a sample its new token; of a beam search the
-    words that all beams, and whatever else may still win, have in common. Nothing of it is ever taken back."""
-
-    index: int  # of the hypothesis in the result
-    tokens: tuple[int, ...]
-    token_log_probs: tuple[float, ...]
-    alternatives: tuple[Alternatives, ...] = ()
-    finish_reason: FinishReason | None = None  # in a sample's last piece
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds."""
-
-    queue: float = 0.0
-    encode: float = 0.0
-    decode: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    hypotheses: tuple[Hypothesis, ...]  # best first; samples in their order
-    timings: Timings
-    cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+_LONGER = 1.5  # a group's longest source is at most so many times its shortest, and a few tokens
+_A_FEW = 8
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One sequence to decode. `resolve` is called exactly once, and `progress` as often as there is news before that,
-    both on the engine's thread: they must not block."""
+    """Decoded where it has options; else answered by one run: scored where it has labels, or read by a pooled model.
+    `on_output` gets its pieces, where it `streams`, and exactly one answer: on `loop`, or, without one, on the
+    engine's thread, where it must not block."""
 
-    source: tuple[int, ...]  # or the prompt
-    options: DecodingOptions
-    resolve: Callable[[Result | Exception], None]
+    source: tuple[int, ...] = ()  # what an encoder reads, or a prompt
+    options: DecodingOptions | None = None
+    on_output: Callable[[Output], None] | None = None
     deadline: float | None = None  # on the engine's clock
-    progress: Callable[[Piece], None] | None = None
     priority: int = DEFAULT_PRIORITY  # 0 is most urgent
     queue_deadline: float | None = None  # by when it must have a slot, on the engine's clock
+    stop_at: float | None = None  # when its time limit is over; left out: counted from submission
+    streams: bool = False
     features: NDArray[np.float32] | None = None  # instead of a source, which is empty then
-    id: int = field(default_factory=next_id)
+    target: tuple[int, ...] = ()  # to score, and
+    labels: tuple[int, ...] = ()  # what should follow each of its tokens
+    loop: asyncio.AbstractEventLoop | None = None
+    id: int = field(default_factory=lambda: next(_ids))
+
+    # What the engine notes of it.
+    submitted: float = field(default=0.0, init=False)
+    started: float = field(default=0.0, init=False)
+    first_token: float | None = field(default=None, init=False)
+    encode_seconds: float = field(default=0.0, init=False)
+    cached_tokens: int = field(default=0, init=False)  # of the prompt
+    search: BeamSearch = field(init=False, repr=False)
+    processors: LogitsProcessors = field(init=False, repr=False)
+    streamed: list[int] = field(default_factory=list, init=False)  # how many tokens of each hypothesis were streamed
+
+    def begin(self, options: DecodingOptions, manifest: Manifest) -> None:
+        """What decoding by this model needs: the search's tree and the logits processors."""
+        source, vocabulary = self.source, manifest.vocabulary
+        before: tuple[int, ...] = ()
+        if manifest.task == "translate":
+            start = vocabulary.start_id
+        elif manifest.graphs.prefill is not None:
+            before, start = source[:-1], source[-1]
+        else:  # the prompt is decoded step by step, as a prefix that is forced
+            start, rest = source[0], source[1:]
+            shortest = options.min_length + len(rest) if options.min_length else 0
+            options = replace(options, prefix=rest, max_length=options.max_length + len(rest), min_length=shortest)
+        if self.stop_at is None and options.time_limit is not None:
+            self.stop_at = self.submitted + options.time_limit
+        search = Sampler if options.samples else BeamSearch
+        self.search = search(options, start, vocabulary.eos_ids, len(before))
+        self.processors = LogitsProcessors(options, vocabulary.eos_ids, manifest.forbidden_in_graph, before)
+        self.streamed = [0] * options.beam_size
+
+    def start(self) -> Start:
+        options = self.search.options
+        independent = options.samples or options.beam_size == 1
+        named = (*options.prefix, *(word for word, bias in options.logit_bias if bias > 0))
+        return Start(self.search.start_token, options.beam_size, independent, options.samples, named)
 
     @property
-    def reads(self) -> Source:
-        """What its encoder gets."""
+    def encoder_input(self) -> Source:
         return self.source if self.features is None else self.features
+
+    @property
+    def source_length(self) -> int:
+        return len(self.encoder_input)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What the answer begins with by force."""
+        return () if self.options is None else self.options.prefix
+
+    @property
+    def most_entries(self) -> int:
+        """The most cache entries that it can come to need: when no two beams share anything."""
+        options = self.search.options
+        return self.search.used_entries + options.beam_size * (options.max_length - 1)
+
+    def out_of_time(self, now: float) -> bool:
+        return self.stop_at is not None and now >= self.stop_at
+
+    def new_pieces(self) -> list[Piece]:
+        """What has become certain since it was last asked, where it streams."""
+        if not self.streams:
+            return []
+        pieces = self.search.new_pieces(self.streamed)
+        for piece in pieces:
+            self.streamed[piece.index] += len(piece.tokens)
+        return pieces
+
+    def record(self, answer: Answer, outcome: Outcome, now: float) -> Finished:
+        return Finished(
+            outcome=outcome,
+            queue_seconds=(self.started or now) - self.submitted,
+            first_token_seconds=None if self.first_token is None else self.first_token - self.submitted,
+            total_seconds=now - self.submitted,
+            source_tokens=self.source_length + len(self.target),  # all of them are read
+            target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
+            encode_seconds=self.encode_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    request: Request
+    output: Output
+
+
+class OutputCollector:
+    """What a step makes for its readers, and what statistics want to know of it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._outputs: list[RequestOutput] = []
+        self._finished: list[Finished] = []
+
+    def stream(self, request: Request) -> None:
+        self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
+
+    def answer(self, request: Request, answer: Answer, outcome: Outcome) -> None:
+        self._outputs.append(RequestOutput(request, answer))
+        self._finished.append(request.record(answer, outcome, self._clock()))
+
+    def take(self) -> tuple[list[RequestOutput], tuple[Finished, ...]]:
+        """All since the last time."""
+        outputs, finished = self._outputs, tuple(self._finished)
+        self._outputs, self._finished = [], []
+        return outputs, finished
+
+
+def deliver(outputs: Iterable[RequestOutput]) -> None:
+    """Hands a step's outputs to their readers: one call to each event loop, however many tokens there are."""
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[RequestOutput]] = {}
+    for each in outputs:
+        by_loop.setdefault(each.request.loop, []).append(each)
+    for loop, group in by_loop.items():
+        if loop is None:
+            _hand_over(group)
+        else:
+            with suppress(RuntimeError):  # a server was torn down, and its loop is closed
+                loop.call_soon_threadsafe(_hand_over, group)
+
+
+def _hand_over(outputs: Sequence[RequestOutput]) -> None:
+    for each in outputs:
+        if each.request.on_output is None:
+            continue
+        try:
+            each.request.on_output(each.output)
+        except Exception:
+            log.exception("the reader of request %d failed", each.request.id)
+
+
+def groups_by_length(
+    requests: Iterable[Request], length: Callable[[Request], int], most_tokens: int, longer: float = _LONGER
+) -> Iterator[list[Request]]:
+    """Groups to run together: of similar length, so that little is computed for padding, and not too large."""
+    group: list[Request] = []
+    for request in sorted(requests, key=length):
+        too_long = group and length(request) > longer * length(group[0]) + _A_FEW
+        if group and (too_long or length(request) * (len(group) + 1) > most_tokens):
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group

@@ -7,27 +7,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from beamline.serving.contract.backend import StepInputs, StepOutputs
-from beamline.serving.engine.request import Alternatives
+from beamline.serving.engine.outputs import Alternatives
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.search.beam_search import StepView
 from beamline.serving.engine.search.logits_processors import as_arrays
-from beamline.serving.engine.search.sampler import Samples
-from beamline.serving.engine.sequence import Job
+from beamline.serving.engine.search.sampler import Sampler
 
 
-def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:
-    """Of the next step, or of the one so many steps further, where no rule needs to see the words before it."""
-    forced = [job.search.forced_token(ahead) for job in jobs]
+def step_inputs(requests: Sequence[Request], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:
+    """Of the next step, or of the one so many steps further, where no logits processor needs to see the tokens before
+    it."""
+    forced = [request.search.forced_token(ahead) for request in requests]
     edits = [
-        job.rules.edits(job.search.depth + ahead + 1, job.search.sequences() if job.rules.need_sequences else None)
-        for job in jobs
+        request.processors.edits(
+            request.search.depth + ahead + 1,
+            request.search.sequences() if request.processors.need_sequences else None,
+        )
+        for request in requests
     ]
     index, scale, add = as_arrays(edits, beams)
     rows: list[int] = []
     settings: list[tuple[float, ...]] = []
     reported: list[int] = []
-    for number, job in enumerate(jobs):
-        search, options = job.search, job.search.options
-        if isinstance(search, Samples):
+    for number, request in enumerate(requests):
+        search, options = request.search, request.search.options
+        if isinstance(search, Sampler):
             top_k = options.top_k or vocabulary
             for sample, uniform in search.draws(ahead):
                 rows.append(number * beams + sample)
@@ -45,16 +49,16 @@ def step_inputs(jobs: Sequence[Job], beams: int, vocabulary: int, ahead: int = 0
     )
 
 
-def step_views(outputs: StepOutputs, jobs: Sequence[Job]) -> list[StepView]:
+def step_views(outputs: StepOutputs, requests: Sequence[Request]) -> list[StepView]:
     """Each request's own part, without the beams that only pad it to the batch's width."""
     tokens, parents, scores = outputs.tokens.tolist(), outputs.parents.tolist(), outputs.scores.tolist()
     candidate_scores = outputs.candidate_scores.tolist()
     candidate_tokens = outputs.candidate_tokens.tolist()
     candidate_parents = outputs.candidate_parents.tolist()
-    alternatives = _alternatives(outputs, jobs)
+    alternatives = _alternatives(outputs, requests)
     views = []
-    for row, job in enumerate(jobs):
-        width = job.search.width
+    for row, request in enumerate(requests):
+        width = request.search.width
         views.append(
             StepView(
                 tokens[row][:width],
@@ -69,12 +73,12 @@ def step_views(outputs: StepOutputs, jobs: Sequence[Job]) -> list[StepView]:
     return views
 
 
-def _alternatives(outputs: StepOutputs, jobs: Sequence[Job]) -> list[list[Alternatives]]:
+def _alternatives(outputs: StepOutputs, requests: Sequence[Request]) -> list[list[Alternatives]]:
     rows = iter(zip(outputs.top_tokens.tolist(), outputs.top_log_probs.tolist(), strict=True))
     found = []
-    for job in jobs:
-        count = job.search.options.top_log_probs
-        found.append([_best(*next(rows), count) for _ in range(job.search.width if count else 0)])
+    for request in requests:
+        count = request.search.options.top_log_probs
+        found.append([_best(*next(rows), count) for _ in range(request.search.width if count else 0)])
     return found
 
 

@@ -1,7 +1,7 @@
-"""A call's sequences as they come: what the engine tells, handed to whoever reads, however slowly.
+"""A call's outputs as they come, for a reader that may be slow.
 
-The engine's thread never waits: it only leaves things on the event loop. What a reader has not taken yet is kept, up to
-a limit; beyond it the call is given up, and its slots are free.
+The engine's thread never waits: it only leaves outputs on the event loop. What a reader has not taken yet is kept, up
+to a limit; beyond it the call is given up, and its slots are free.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
-from beamline.serving.engine.async_engine import Decoder, DecodingCall, Job
-from beamline.serving.engine.request import Piece, Result
+from beamline.serving.engine.async_engine import AnyEngine, RequestGroup
+from beamline.serving.engine.outputs import Output, Piece
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import SlowReader
 
-Event = tuple[int, Piece | Result]  # of which job
+Event = tuple[int, Output]  # of which request
 
 
 class Stream:
     """Lives on the event loop. Iterate over `events()` inside `contextlib.aclosing`: leaving it frees the slots."""
 
     def __init__(
-        self, engine: Decoder, jobs: Sequence[Job], deadline: float | None, max_in_flight: int, max_unread: int
+        self,
+        engine: AnyEngine,
+        requests: Sequence[Request],
+        deadline: float | None,
+        max_in_flight: int,
+        max_unread: int,
     ) -> None:
-        self._call = DecodingCall(engine, deadline, tell=self._tell)
-        self._jobs = jobs
+        self._group = RequestGroup(engine, deadline, self._take)
+        self._requests = requests
         self._max_in_flight = max_in_flight
         self._max_unread = max_unread  # tokens
         self._unread: list[Event] = []
@@ -32,13 +38,13 @@ class Stream:
         self._overrun = False
         self._changed = asyncio.Event()
 
-    def enough(self, job: int, index: int) -> None:
-        """No more of one hypothesis is wanted."""
-        self._call.enough(job, index)
+    def stop(self, request: int, index: int) -> None:
+        """No more is wanted of one hypothesis."""
+        self._group.stop(request, index)
 
     async def events(self) -> AsyncGenerator[list[Event]]:
         """All that has come since the last time, as soon as there is anything."""
-        work = asyncio.create_task(self._call.run(self._jobs, self._max_in_flight))
+        work = asyncio.create_task(self._group.run(self._requests, self._max_in_flight))
         work.add_done_callback(lambda task: self._changed.set())
         try:
             while True:
@@ -60,14 +66,14 @@ class Stream:
             with suppress(asyncio.CancelledError, Exception):
                 await work
 
-    def _tell(self, job: int, news: Piece | Result) -> None:
+    def _take(self, request: int, output: Output) -> None:
         if self._overrun:
             return
-        if isinstance(news, Piece):
-            self._unread_tokens += len(news.tokens)
+        if isinstance(output, Piece):
+            self._unread_tokens += len(output.tokens)
             if self._unread_tokens > self._max_unread:
                 self._overrun = True
                 self._unread.clear()
-                self._call.abandon()  # now, and not when the reader comes back
-        self._unread.append((job, news))
+                self._group.abandon()  # now, and not when the reader comes back
+        self._unread.append((request, output))
         self._changed.set()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.engine.fair_share import FairShare
+from beamline.serving.engine.request import RequestOutput, deliver
 from beamline.serving.errors import ComputeError, ShuttingDown
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 Gone = Callable[[], None]
 
 
-class Driven(Protocol):
+class Steppable(Protocol):
     """What the thread needs of an engine, whatever it computes."""
 
     wake: Callable[[], None]
@@ -31,22 +32,22 @@ class Driven(Protocol):
     @property
     def busy(self) -> bool: ...
 
-    def step(self) -> object: ...
+    def step(self) -> list[RequestOutput]: ...
 
     def drain(self) -> None: ...
 
-    def fail_everything(self, error: Exception) -> None: ...
+    def fail_everything(self, error: Exception) -> list[RequestOutput]: ...
 
 
 class EngineThread:
-    def __init__(self, engines: Iterable[Driven] = ()) -> None:
+    def __init__(self, engines: Iterable[Steppable] = ()) -> None:
         self._lock = threading.Lock()
-        self._engines: list[Driven] = []
-        self._retiring: dict[Driven, Gone] = {}
+        self._engines: list[Steppable] = []
+        self._retiring: dict[Steppable, Gone] = {}
         self._wake = threading.Event()
         self._idle = threading.Event()
         self._stopping = False
-        self._turns: FairShare[Driven] = FairShare()
+        self._turns: FairShare[Steppable] = FairShare()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         for engine in engines:
             self.add(engine)
@@ -54,14 +55,14 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def add(self, engine: Driven) -> None:
+    def add(self, engine: Steppable) -> None:
         """From any thread; it takes part from the next step on."""
         engine.wake = self._wake.set
         with self._lock:
             self._engines.append(engine)
         self._wake.set()
 
-    def retire(self, engine: Driven, gone: Gone) -> None:
+    def retire(self, engine: Steppable, gone: Gone) -> None:
         """It takes no new work. `gone` is called on the engine's thread when it has finished what it had."""
         engine.drain()
         with self._lock:
@@ -83,7 +84,7 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _all(self) -> list[Driven]:
+    def _all(self) -> list[Steppable]:
         with self._lock:
             return list(self._engines)
 
@@ -98,7 +99,7 @@ class EngineThread:
                 self._wake.wait()
         for engine in self._all():
             engine.drain()
-            engine.fail_everything(ShuttingDown("the server was stopped"))
+            deliver(engine.fail_everything(ShuttingDown("the server was stopped")))
 
     def _turn(self) -> bool:
         """One step of whoever is next; false if nobody has work. A function of its own, so that while the thread
@@ -109,16 +110,16 @@ class EngineThread:
         engine = self._turns.next(busy)
         began = time.perf_counter()
         try:
-            engine.step()
+            deliver(engine.step())
         except Exception:
             # Not a request's fault, so all of them get an answer; the next ones may fare better.
             log.exception("a step of %s's engine failed", engine.manifest.name)
-            engine.fail_everything(ComputeError("the engine failed"))
+            deliver(engine.fail_everything(ComputeError("the engine failed")))
         self._turns.charge(engine, time.perf_counter() - began)
         return True
 
     def _let_go(self) -> list[Gone]:
-        """Whom to tell that an engine is gone; by then it is."""
+        """The callbacks of engines that are gone now."""
         with self._lock:
             over = [engine for engine in self._retiring if not engine.busy]
             for engine in over:

@@ -13,7 +13,7 @@ from beamline.serving.backends.devices import choose, choose_for, look
 from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.async_engine import ModelEngine
+from beamline.serving.engine.async_engine import AnyEngine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.replicas import DeviceThreads
@@ -32,7 +32,7 @@ from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
-from beamline.serving.text.host_time import HostWork, Told
+from beamline.serving.text.host_time import HostTime, ObserveHostTime
 from beamline.serving.text.model_card import Tokenizer, card_of
 from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.token_bytes import ByteTokenizer
@@ -48,7 +48,7 @@ Observe = Callable[[StepStats], None]
 Loaded = TypeVar("Loaded")
 
 
-class ServedEngine(ModelEngine, Protocol):
+class ServedEngine(AnyEngine, Protocol):
     manifest: Manifest
     plan: Plan
     reserved_bytes: int
@@ -186,8 +186,8 @@ class ModelLoader:
         engine = _loaded(folder, lambda: make(folder, manifest, settings, observe))
         knows = f"{len(manifest.labels)} labels" if manifest.labels else f"vectors of {manifest.width}"
         log.info("%s version %d (%s)\n  %s", manifest.name, manifest.version, manifest.family, knows)
-        told = self._told(manifest, statistics)
-        model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers, told)
+        host_time = self._observe_host_time(manifest, statistics)
+        model = PooledModel(manifest, engine, tokenizer, self._config.text, self._workers, host_time)
         return ServedModel(model, engine, settings, manifest, statistics, label)
 
     def has_it_now(self, label: str, model: ServedModel | None) -> None:
@@ -203,14 +203,14 @@ class ModelLoader:
 
         return observe
 
-    def _told(self, manifest: AnyManifest, statistics: Statistics) -> Told:
+    def _observe_host_time(self, manifest: AnyManifest, statistics: Statistics) -> ObserveHostTime:
         name, version = manifest.name, str(manifest.version)
 
-        def told(work: HostWork, sequences: int) -> None:
-            self._metrics.triton.host_worked(name, version, work.reading, work.writing)
-            statistics.host_worked(work.reading, work.writing, sequences)
+        def observe(time: HostTime, sequences: int) -> None:
+            self._metrics.triton.host_worked(name, version, time.reading, time.writing)
+            statistics.host_worked(time.reading, time.writing, sequences)
 
-        return told
+        return observe
 
     def _served(
         self,
@@ -225,11 +225,11 @@ class ModelLoader:
         card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
         title = f"{card.name} version {card.version} ({engine.manifest.family})"
         log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
-        limits, workers, told = self._config.text, self._workers, self._told(manifest, statistics)
+        limits, workers, host_time = self._config.text, self._workers, self._observe_host_time(manifest, statistics)
         model: Model = (
-            Translator(card, engine, source, target, limits, workers, told)
+            Translator(card, engine, source, target, limits, workers, host_time)
             if card.translates
-            else Generator(card, engine, target, limits, workers, told)
+            else Generator(card, engine, target, limits, workers, host_time)
         )
         return ServedModel(model, engine, settings, manifest, statistics, label)
 

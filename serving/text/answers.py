@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.request import Alternatives, FinishReason, Hypothesis, Piece
+from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothesis, Piece
 from beamline.serving.text.detokenizer import Detokenizer, StopStrings
 from beamline.serving.text.model_card import Tokenizer
 from beamline.serving.text.replies import FINISH_REASON
@@ -52,7 +52,7 @@ class Answer:
             self._finish(piece.finish_reason)
 
     def complete(self, hypothesis: Hypothesis) -> None:
-        """The result: what was not told before, and why it ended."""
+        """The result: what was not streamed before, and why it ended."""
         known = self._received
         self._add(hypothesis.tokens[known:], hypothesis.token_log_probs[known:], hypothesis.alternatives[known:])
         self._score = hypothesis.score
@@ -89,7 +89,7 @@ class Answer:
         self._pending.finish_reason = FINISH_REASON[reason]
         self.finished = True
 
-    def news(self) -> pb.GenerateReply | None:
+    def new_reply(self) -> pb.GenerateReply | None:
         """What has come since the last time."""
         pending = self._pending
         if not (pending.text or pending.tokens or pending.finish_reason):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.contract.backend import REPORTED
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import ModelCard
 from beamline.serving.text.option_values import (

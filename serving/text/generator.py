@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.async_engine import Job, ModelEngine
-from beamline.serving.engine.request import Result
+from beamline.serving.engine.async_engine import AnyEngine
+from beamline.serving.engine.outputs import Piece, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
 from beamline.serving.text.generation_options import GenerationOptions, generation_options
-from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
@@ -35,19 +37,20 @@ class Generator:
     def __init__(
         self,
         card: ModelCard,
-        engine: ModelEngine,
+        engine: AnyEngine,
         tokenizer: Tokenizer,
         limits: TextLimits,
         workers: Executor,
-        told: Told = nobody,
+        observe: ObserveHostTime = ignore,
     ) -> None:
         self.card = card
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
+        self._inputs = InputReader(card.name, "continue", limits)
         self._workers = workers
-        self._told = told
-        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, told)
+        self._observe = observe
+        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, observe)
         self._chat = (
             ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
         )
@@ -57,30 +60,29 @@ class Generator:
 
     async def stream(self, request: pb.GenerateRequest, deadline: float | None) -> AsyncGenerator[pb.GenerateReply]:
         """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             async for result in steps:
-                news = [reply for answer in answers if (reply := answer.news()) is not None]
+                replies = [reply for answer in answers if (reply := answer.new_reply()) is not None]
                 if result is not None:
-                    last = news[-1] if news else pb.GenerateReply()
-                    last.usage.CopyFrom(self._usage(prepared, answers, result))
-                    news = [*news[:-1], last]
-                for reply in news:
+                    replies = replies or [pb.GenerateReply()]
+                    replies[-1].usage.CopyFrom(self._usage(prepared, answers, result))
+                for reply in replies:
                     yield reply
-        self._told(work, 1)
+        self._observe(time, 1)
 
     async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, work)) as steps:
+        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
-        with work.writes():
+        with time.writes():
             response = pb.GenerateResponse(
                 model=self.card.name,
                 version=str(self.card.version),
@@ -88,7 +90,7 @@ class Generator:
                 usage=self._usage(prepared, answers, result),
                 timings=milliseconds([result.timings]),
             )
-        self._told(work, 1)
+        self._observe(time, 1)
         return response
 
     # -- the way in ------------------------------------------------------------------------------------------------
@@ -100,8 +102,7 @@ class Generator:
             prompt = [self.card.vocabulary.decoder_start_id]
         if not prompt:
             raise InvalidRequest("the prompt has no tokens, and this model has no token to begin with: give a text")
-        if max(prompt) >= size:
-            raise InvalidRequest(f"token_ids contains {max(prompt)}; this model's vocabulary has ids 0 to {size - 1}")
+        self._inputs.token_ids("token_ids", prompt, size, "vocabulary")
         if len(prompt) > limits.max_source_length:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
@@ -113,9 +114,9 @@ class Generator:
         if kind == "token_ids":
             return list(request.token_ids.ids)
         if kind == "chat":
-            return self._tokenizer.encode_prefix(self._checked(self._rendered(request.chat)))
+            return self._tokenizer.encode_prefix(self._inputs.check_size("the prompt", self._rendered(request.chat)))
         if kind == "text":
-            return self._tokenizer.encode(self._checked(request.text))
+            return self._tokenizer.encode(self._inputs.check_size("the prompt", request.text))
         raise InvalidRequest("the prompt is missing: give text, token_ids or chat")
 
     def _rendered(self, chat: pb.Chat) -> str:
@@ -129,12 +130,6 @@ class Generator:
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         begin = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
         return self._chat.render(messages, begin)
-
-    def _checked(self, text: str) -> str:
-        limit = self._limits.max_text_bytes
-        if len(text.encode("utf-8")) > limit:
-            raise InvalidRequest(f"the prompt is longer than {limit} bytes, the most that one text may have")
-        return text
 
     # -- the way out -----------------------------------------------------------------------------------------------
 
@@ -157,13 +152,13 @@ class Generator:
         return answers
 
     async def _decode(
-        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, work: HostWork
+        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, time: HostTime
     ) -> AsyncGenerator[Result | None]:
         """Fills the answers; yields when there is something new in them, at last with the result."""
         options = prepared.options.decoding
         stream = Stream(
             self._engine,
-            [Job(prepared.prompt, options)],
+            [Request(prepared.prompt, options)],
             deadline,
             max_in_flight=1,
             max_unread=self._limits.max_unread_tokens,
@@ -171,17 +166,17 @@ class Generator:
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
                 result = None
-                with work.writes():
-                    for _, news in batch:
-                        if isinstance(news, Result):
-                            result = news
-                            for answer, hypothesis in zip(answers, news.hypotheses, strict=False):
+                with time.writes():
+                    for _, output in batch:
+                        if isinstance(output, Result):
+                            result = output
+                            for answer, hypothesis in zip(answers, output.hypotheses, strict=False):
                                 answer.complete(hypothesis)
-                        elif news.index < len(answers):
-                            answer = answers[news.index]
-                            answer.take(news)
+                        elif isinstance(output, Piece) and output.index < len(answers):
+                            answer = answers[output.index]
+                            answer.take(output)
                             if answer.stopped:
-                                stream.enough(0, news.index)
+                                stream.stop(0, output.index)
                 yield result
 
     def _usage(self, prepared: _Prepared, answers: Sequence[Answer], result: Result) -> pb.Usage:

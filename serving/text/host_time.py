@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class HostWork:
+class HostTime:
     """Of one call, in seconds."""
 
     def __init__(self) -> None:
@@ -27,9 +27,8 @@ class HostWork:
         self.writing += time.monotonic() - began
 
 
-# Told of every call that was answered, and of how many sequences it had.
-Told = Callable[[HostWork, int], None]
+ObserveHostTime = Callable[[HostTime, int], None]  # of every call that was answered, and its number of sequences
 
 
-def nobody(work: HostWork, sequences: int) -> None:
+def ignore(time: HostTime, sequences: int) -> None:
     pass

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.contract.manifest import DecodingDefaults
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.option_values import (

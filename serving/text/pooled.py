@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.contract.backend import Floats
-from beamline.serving.contract.call import current_call
 from beamline.serving.contract.manifest import PooledManifest
-from beamline.serving.engine.async_engine import Resolve, answer_all
-from beamline.serving.engine.pooled import Pooled, PooledRequest
+from beamline.serving.engine.async_engine import AnyEngine, read_all
+from beamline.serving.engine.outputs import Pooled
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import Tokenizer
 
 _LARGE = 2 * 1024  # bytes of a request; more would keep the event loop from others while they are tokenised
@@ -34,31 +34,22 @@ Read = tuple[int, Pooled]  # how many tokens an input has, and what the model fo
 Answer = TypeVar("Answer")
 
 
-class Reads(Protocol):
-    """What the doors use of an engine. Both methods may be called from any thread and never block."""
-
-    def submit(self, request: PooledRequest) -> None:
-        """Raises `Overloaded` or `ShuttingDown`."""
-        ...
-
-    def cancel(self, request_id: int) -> None: ...
-
-
 class PooledModel:
     def __init__(
         self,
         card: PooledManifest,
-        engine: Reads,
+        engine: AnyEngine,
         tokenizer: Tokenizer,
         limits: TextLimits,
         workers: Executor,
-        told: Told = nobody,
+        observe: ObserveHostTime = ignore,
     ) -> None:
-        self._told = told
+        self._observe = observe
         self.card = card
         self._engine = engine
         self._tokenizer = tokenizer
         self._limits = limits
+        self._inputs = InputReader(card.name, "read", limits)
         self._workers = workers
 
     async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
@@ -150,69 +141,29 @@ class PooledModel:
         def prepare() -> list[tuple[int, ...]]:
             return self._sources(inputs, truncate)
 
-        work, large = HostWork(), size > _LARGE
-        with work.reads():
+        time, large = HostTime(), size > _LARGE
+        with time.reads():
             sources = await asyncio.get_running_loop().run_in_executor(self._workers, prepare) if large else prepare()
-        found = await read_all(self._engine, sources, deadline, self._limits.max_in_flight)
-        with work.writes():
+        found = await read_all(
+            self._engine, [Request(source) for source in sources], deadline, self._limits.max_in_flight
+        )
+        with time.writes():
             answer = write([(len(source), pooled) for source, pooled in zip(sources, found, strict=True)])
-        self._told(work, len(sources))
+        self._observe(time, len(sources))
         return answer
 
     def _sources(self, inputs: Sequence[pb.Input], truncate: bool) -> list[tuple[int, ...]]:
-        limits = self._limits
-        if not inputs:
-            raise InvalidRequest(f"inputs is empty; give 1 to {limits.max_inputs}")
-        if len(inputs) > limits.max_inputs:
-            raise InvalidRequest(f"the call has {len(inputs)} inputs; at most {limits.max_inputs} are allowed")
+        self._inputs.check_count(len(inputs))
         return [self._source(f"inputs[{index}]", item, truncate) for index, item in enumerate(inputs)]
 
     def _source(self, where: str, item: pb.Input, truncate: bool) -> tuple[int, ...]:
-        kind = item.WhichOneof("kind")
-        if kind == "text":
-            where = f"{where}.text"
-            if len(item.text.encode("utf-8")) > self._limits.max_text_bytes:
-                raise InvalidRequest(
-                    f"{where} is longer than {self._limits.max_text_bytes} bytes, the most that one text may have"
-                )
-            if not item.text.strip():
-                raise InvalidRequest(f"{where} is empty; there is nothing to read")
-            ids: Sequence[int] = self._tokenizer.encode(item.text)
-        elif kind == "token_ids":
-            where = f"{where}.token_ids"
-            ids = item.token_ids.ids
-            size = self.card.vocabulary_size
-            if ids and max(ids) >= size:
-                raise InvalidRequest(f"{where} contains {max(ids)}; this model's vocabulary has ids 0 to {size - 1}")
-        elif kind == "features":
-            raise InvalidRequest(f"{where} has features, but model {self.card.name} reads text: give text or token_ids")
-        else:
-            raise InvalidRequest(f"{where} is empty: give text or token_ids")
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens; there is nothing to read")
+        ids = self._inputs.read(where, item, self._tokenizer, self.card.vocabulary_size)
         limit = self.card.max_source_length
         if len(ids) > limit and not truncate:
             raise InvalidRequest(
                 f"{where} has {len(ids)} tokens; this model reads at most {limit}: send less, or set truncate"
             )
         return tuple(ids[:limit])
-
-
-async def read_all(
-    engine: Reads, sources: Sequence[tuple[int, ...]], deadline: float | None, max_in_flight: int
-) -> list[Pooled]:
-    """The answers in the order of the sources."""
-    call = current_call()
-
-    def submit(number: int, resolve: Resolve[Pooled]) -> int:
-        queue_deadline = None if call.queue_timeout is None else time.monotonic() + call.queue_timeout
-        request = PooledRequest(
-            sources[number], resolve, deadline, priority=call.priority, queue_deadline=queue_deadline
-        )
-        engine.submit(request)
-        return request.id
-
-    return await answer_all(len(sources), submit, engine.cancel, max_in_flight)
 
 
 def _timings(pooled: Pooled) -> pb.Timings:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.engine.request import FinishReason, Hypothesis, Result, Timings
-from beamline.serving.text.inputs import PreparedInput
+from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.translation_inputs import PreparedInput
 
 FINISH_REASON = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -43,11 +43,11 @@ class ReplyBuilder:
         self._target = target
 
     def translation(self, prepared: PreparedInput, results: Sequence[Result], wanted: Wanted) -> pb.Translation:
-        """`results` answer the input's jobs, in order."""
+        """`results` answer the input's requests, in order."""
         candidates = self._candidates(prepared, results)
         return pb.Translation(
             hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
-            source_tokens=sum(job.length for job in prepared.jobs),
+            source_tokens=sum(request.source_length for request in prepared.requests),
             target_tokens=len(candidates[0][1].tokens),
             timings=milliseconds([result.timings for result in results]),
         )
@@ -61,8 +61,8 @@ class ReplyBuilder:
     def _text(self, prepared: PreparedInput, parts: Sequence[Hypothesis]) -> str:
         """The forced prefix belongs to the translation, though it was not generated."""
         texts = [
-            self._target.decode([*job.options.prefix, *part.tokens])
-            for job, part in zip(prepared.jobs, parts, strict=True)
+            self._target.decode([*request.prefix, *part.tokens])
+            for request, part in zip(prepared.requests, parts, strict=True)
         ]
         return texts[0] if prepared.layout is None else prepared.layout.join(texts)
 

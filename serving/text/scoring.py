@@ -7,10 +7,14 @@ from collections.abc import Sequence
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.async_engine import Pair, Scorer, score_all
+from beamline.serving.engine.async_engine import AnyEngine, score_all
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_time import HostWork, Told, nobody
+from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a target, and what should follow each of its tokens
 
 _MAX_TEXTS = 256
 _MAX_TOKENS = 16384  # of one call
@@ -20,37 +24,38 @@ class TextScorer:
     def __init__(
         self,
         card: ModelCard,
-        engine: Scorer,
+        engine: AnyEngine,
         source: Tokenizer,
         target: Tokenizer,
         limits: TextLimits,
-        told: Told = nobody,
+        observe: ObserveHostTime = ignore,
     ) -> None:
-        self._told = told
+        self._observe = observe
         self._card = card
         self._engine = engine
         self._source = source
         self._target = target
         self._limits = limits
+        self._inputs = InputReader(card.name, "score", limits)
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         if not 1 <= len(request.texts) <= _MAX_TEXTS:
             raise InvalidRequest(f"the call has {len(request.texts)} texts; give 1 to {_MAX_TEXTS}")
-        work, translates = HostWork(), self._card.translates
-        with work.reads():
+        time, translates = HostTime(), self._card.translates
+        with time.reads():
             sources = self._sources(request)
             targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
             if sum(map(len, targets)) > _MAX_TOKENS:
                 raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
             pairs = [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
         found = await self._ask(sources if translates else None, pairs, deadline)
-        with work.writes():
+        with time.writes():
             response = pb.ScoreResponse(
                 model=self._card.name,
                 version=str(self._card.version),
                 scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
             )
-        self._told(work, len(pairs))
+        self._observe(time, len(pairs))
         return response
 
     def pair(self, ids: Sequence[int], where: str) -> Pair:
@@ -75,7 +80,12 @@ class TextScorer:
     async def _ask(
         self, sources: list[tuple[int, ...]] | None, pairs: Sequence[Pair], deadline: float | None
     ) -> list[tuple[float, ...]]:
-        return await score_all(self._engine, sources, pairs, deadline, self._limits.max_in_flight)
+        requests = [
+            Request(() if sources is None else sources[number], target=target, labels=labels)
+            for number, (target, labels) in enumerate(pairs)
+        ]
+        found = await score_all(self._engine, requests, deadline, self._limits.max_in_flight)
+        return [scores.log_probs for scores in found]
 
     def _sources(self, request: pb.ScoreRequest) -> list[tuple[int, ...]]:
         given = list(request.sources)
@@ -91,22 +101,10 @@ class TextScorer:
         return ids if len(ids) == len(request.texts) else ids * len(request.texts)
 
     def _ids(self, where: str, item: pb.Input, tokenizer: Tokenizer, side: str) -> tuple[int, ...]:
-        kind = item.WhichOneof("kind")
-        if kind == "text":
-            if len(item.text.encode()) > self._limits.max_text_bytes:
-                raise InvalidRequest(f"{where} is longer than {self._limits.max_text_bytes} bytes")
-            ids = tokenizer.encode(item.text)
-        elif kind == "token_ids":
-            ids = list(item.token_ids.ids)
-        else:
-            raise InvalidRequest(f"{where} is empty: give text or token_ids")
         limits, vocabulary = self._card.limits, self._card.vocabulary
         size = vocabulary.source_size if side == "source" else vocabulary.target_size
         longest = limits.max_source_length if side == "source" else limits.max_target_length - 1
-        if not ids:
-            raise InvalidRequest(f"{where} has no tokens; there is nothing to score")
-        if max(ids) >= size:
-            raise InvalidRequest(f"{where} contains {max(ids)}; this model's {side} vocabulary has ids 0 to {size - 1}")
+        ids = self._inputs.read(where, item, tokenizer, size, f"{side} vocabulary")
         if len(ids) > longest:
             raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {longest}")
         return tuple(ids)

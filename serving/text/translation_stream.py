@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamline.serving.engine.async_engine import Job
-from beamline.serving.engine.request import Piece, Result
+from beamline.serving.engine.outputs import Output, Piece, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.text.detokenizer import Detokenizer
-from beamline.serving.text.inputs import PreparedInput
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.translation_inputs import PreparedInput
 
 
 class _Part:
     """The text of one part, so far."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._prefix = job.options.prefix
+        self._prefix = request.prefix
         self._detokenizer = Detokenizer(tokenizer)
         self.text = "".join(self._detokenizer.push(token) for token in self._prefix)
         self.result: Result | None = None
@@ -37,14 +37,14 @@ class GrowingTranslation:
     def __init__(self, prepared: PreparedInput, tokenizer: Tokenizer) -> None:
         self.prepared = prepared
         self._layout = prepared.layout
-        self._parts = [_Part(job, tokenizer) for job in prepared.jobs]
+        self._parts = [_Part(request, tokenizer) for request in prepared.requests]
         self._shown = 0  # characters
 
-    def take(self, part: int, news: Piece | Result) -> None:
-        if isinstance(news, Result):
-            self._parts[part].complete(news)
-        elif news.index == 0:
-            self._parts[part].take(news)
+    def take(self, part: int, output: Output) -> None:
+        if isinstance(output, Result):
+            self._parts[part].complete(output)
+        elif isinstance(output, Piece) and output.index == 0:
+            self._parts[part].take(output)
 
     @property
     def results(self) -> Sequence[Result] | None:
@@ -52,7 +52,7 @@ class GrowingTranslation:
         results = [part.result for part in self._parts if part.result is not None]
         return results if len(results) == len(self._parts) else None
 
-    def news(self) -> str:
+    def new_text(self) -> str:
         """What can be appended to what was shown."""
         text = self._certain()
         new, self._shown = text[self._shown :], max(self._shown, len(text))

@@ -9,14 +9,14 @@ from functools import partial
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.async_engine import ModelEngine, decode_all
-from beamline.serving.engine.request import Result
+from beamline.serving.engine.async_engine import AnyEngine, decode_all
+from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.stream import Stream
-from beamline.serving.text.host_time import HostWork, Told, nobody
-from beamline.serving.text.inputs import InputReader, PreparedInput
+from beamline.serving.text.host_time import HostTime, ObserveHostTime, ignore
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
 from beamline.serving.text.workers import run_where_it_fits
 
@@ -25,61 +25,62 @@ class Translator:
     def __init__(
         self,
         card: ModelCard,
-        engine: ModelEngine,
+        engine: AnyEngine,
         source: Tokenizer,
         target: Tokenizer,
         limits: TextLimits,
         workers: Executor,
-        told: Told = nobody,
+        observe: ObserveHostTime = ignore,
     ) -> None:
         self.card = card
         self._engine = engine
-        self._reader = InputReader(card, source, target, limits)
+        self._reader = TranslationReader(card, source, target, limits)
         self._replies = ReplyBuilder(target)
         self._target = target
-        self._scorer = TextScorer(card, engine, source, target, limits, told)
+        self._scorer = TextScorer(card, engine, source, target, limits, observe)
         self._limits = limits
         self._workers = workers
-        self._told = told
+        self._observe = observe
 
     async def translate(self, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
         """`deadline` is on `time.monotonic()`."""
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
-        jobs = [job for item in prepared for job in item.jobs]
-        results = await decode_all(self._engine, jobs, deadline, self._limits.max_in_flight)
-        with work.writes():
+        requests = [each for item in prepared for each in item.requests]
+        results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight)
+        with time.writes():
             write = partial(self._response, request, prepared, results)
             response = await run_where_it_fits(self._workers, request, write)
-        self._told(work, len(jobs))
+        self._observe(time, len(requests))
         return response
 
     async def stream(self, request: pb.TranslateRequest, deadline: float | None) -> AsyncGenerator[pb.TranslateReply]:
         """The pieces of every input's translation, as they come. Leave it through `contextlib.aclosing`."""
-        work = HostWork()
-        with work.reads():
+        time = HostTime()
+        with time.reads():
             prepared = await run_where_it_fits(self._workers, request, lambda: self._reader.read(request))
         growing = [GrowingTranslation(item, self._target) for item in prepared]
-        places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.jobs))]
-        jobs = [job for item in prepared for job in item.jobs]
+        places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.requests))]
+        requests = [each for item in prepared for each in item.requests]
         wanted, limits = Wanted.by(request.options), self._limits
-        stream = Stream(self._engine, jobs, deadline, limits.max_in_flight, limits.max_unread_tokens)
+        stream = Stream(self._engine, requests, deadline, limits.max_in_flight, limits.max_unread_tokens)
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
-                with work.writes():
-                    for job, news in batch:
-                        growing[places[job][0]].take(places[job][1], news)
-                    changed = sorted({places[job][0] for job, _ in batch})
+                with time.writes():
+                    for request_index, output in batch:
+                        number, part = places[request_index]
+                        growing[number].take(part, output)
+                    changed = sorted({places[request_index][0] for request_index, _ in batch})
                     replies = [self._reply(number, growing[number], wanted) for number in changed]
                 for reply in replies:
                     if reply.text or reply.HasField("translation"):
                         yield reply
-        self._told(work, len(jobs))
+        self._observe(time, len(requests))
 
     def _reply(self, number: int, growing: GrowingTranslation, wanted: Wanted) -> pb.TranslateReply:
         """What is new of one input's translation, and all of it where it is over."""
-        reply = pb.TranslateReply(input=number, text=growing.news())
+        reply = pb.TranslateReply(input=number, text=growing.new_text())
         if (results := growing.results) is not None:
             reply.translation.CopyFrom(self._replies.translation(growing.prepared, results, wanted))
         return reply
@@ -96,6 +97,6 @@ class Translator:
             model=self.card.name,
             version=str(self.card.version),
             translations=[
-                self._replies.translation(item, [next(remaining) for _ in item.jobs], wanted) for item in prepared
+                self._replies.translation(item, [next(remaining) for _ in item.requests], wanted) for item in prepared
             ],
         )

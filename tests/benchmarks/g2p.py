@@ -13,9 +13,12 @@ from pathlib import Path
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.core import Engine
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.text.tokenizer import TextTokenizer
+from tests.support.engines import step
 from tests.support.g2p import Package, convert_g2p, english_words
 
 OPTIONS = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=21)
@@ -36,15 +39,15 @@ class Ours:
         answers: dict[int, str] = {}
         for number, word in enumerate(words):
 
-            def resolve(answer: Result | Exception, number: int = number) -> None:
+            def take(answer: Output, number: int = number) -> None:
                 assert isinstance(answer, Result)
                 answers[number] = self._phonemes.decode(answer.hypotheses[0].tokens)
 
-            self._engine.submit(Request(tuple(self._letters.encode(word)), OPTIONS, resolve))
+            self._engine.submit(Request(tuple(self._letters.encode(word)), OPTIONS, take))
             while self._engine.busy and not at_once:
-                self._engine.step()
+                step(self._engine)
         while self._engine.busy:
-            self._engine.step()
+            step(self._engine)
         return [answers[number] for number in range(len(words))], time.perf_counter() - began
 
 

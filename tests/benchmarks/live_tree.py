@@ -12,10 +12,13 @@ import numpy as np
 
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.benchmarks.report import print_table
+from tests.support.engines import step
 
 _SLOTS = 16
 _BEAMS = (4, 8)
@@ -37,7 +40,7 @@ def print_live_tree(folder: Path, lines: Sequence[str], threads: int) -> None:
 def _row(folder: Path, sources: Sequence[Sequence[int]], beams: int, threads: int) -> tuple[str, ...]:
     manifest = read_manifest(folder)
     steps: list[StepStats] = []
-    results: list[Result | Exception] = []
+    results: list[Output] = []
     settings = EngineSettings(threads=threads, slots=_SLOTS, max_queue=len(sources))
     engine = load_engine(folder, manifest, settings, steps.append)
     defaults = manifest.defaults
@@ -56,12 +59,12 @@ def _row(folder: Path, sources: Sequence[Sequence[int]], beams: int, threads: in
     live: list[float] = []
     used: list[float] = []
     while engine.busy:
-        engine.step()
-        for job in engine._scheduler.active:
-            path = job.search.depth
+        step(engine)
+        for request in engine._scheduler.active:
+            path = request.search.depth
             if path:
-                live.append(len(job.search.live_entries()) / path)
-                used.append(job.search.used_entries / path)
+                live.append(len(request.search.live_entries()) / path)
+                used.append(request.search.used_entries / path)
     answered = [result for result in results if isinstance(result, Result)]
     assert len(answered) == len(sources), "some sentences failed"
     return (

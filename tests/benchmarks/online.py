@@ -46,7 +46,8 @@ class Measurements:
     @contextmanager
     def peer(self, compute_type: str) -> Iterator[str]:
         threads = str(self.options.threads)
-        command = [str(self.python), "-m", "beamline.loadtest.peers", "--model", str(self.reference), "--port", "0"]
+        command = [str(self.python), "-m", "tests.benchmarks.peers.ctranslate2_server", "--port", "0"]
+        command += ["--model", str(self.reference)]
         command += ["--pieces", str(CHECKPOINT / "spm.model"), "--compute-type", compute_type, "--threads", threads]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env) as process:

@@ -22,9 +22,12 @@ from statistics import median, quantiles
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine import chunked_prefill as prompts
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.request import DecodingOptions, Piece, Request
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Piece
+from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.report import print_table
+from tests.support.engines import step
 
 _FIRST_STEPS = 10  # until all of them run
 _QUIET_STEPS = 200  # before the prompt comes
@@ -68,22 +71,25 @@ def _row(folder: Path, streams: int, length: int, threads: int, slowdown: float 
         settings = replace(settings, prompt_slowdown=slowdown)
     engine = load_engine(folder, manifest, settings, lambda stats: None)
     if slowdown is None:
-        engine._intake._pace = _Unpaced(1.0)  # type: ignore[attr-defined]
+        engine._prefill._pace = _Unpaced(1.0)  # type: ignore[attr-defined]
     chance = random.Random(0)
     tokens = [word for word in range(manifest.vocabulary.target_size) if word not in manifest.vocabulary.eos_ids]
 
     def submit(size: int, new: int) -> tuple[list[float], list[object]]:
         """When its tokens come, and its answer."""
-        told: list[float] = []
+        times: list[float] = []
         answers: list[object] = []
         options = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=new + 1, min_length=new + 2)
         source = tuple(chance.choices(tokens, k=size))
 
-        def tell(piece: Piece) -> None:
-            told.append(time.perf_counter())
+        def take(output: Output) -> None:
+            if isinstance(output, Piece):
+                times.append(time.perf_counter())
+            else:
+                answers.append(output)
 
-        engine.submit(Request(source, options, answers.append, progress=tell))
-        return told, answers
+        engine.submit(Request(source, options, take, streams=True))
+        return times, answers
 
     running = [submit(8, manifest.limits.max_target_length - 16)[0] for _ in range(streams)]
     _step(engine, lambda: min(map(len, running)) >= _FIRST_STEPS)
@@ -125,7 +131,7 @@ class _Unpaced(prompts.Pace):
 
 def _step(engine: Engine, done: Callable[[], bool]) -> None:
     while not done():
-        engine.step()
+        step(engine)
 
 
 def _gaps(streams: list[list[float]], since: float) -> list[float]:

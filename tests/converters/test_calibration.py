@@ -14,7 +14,7 @@ from beamline.converters.calibration import _Seen
 from beamline.converters.command import _typical
 from beamline.converters.families.reference import ReferenceConverter
 from beamline.serving.contract.manifest import FIXED_SCALES
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import ConversionError
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS

@@ -21,7 +21,7 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.protos.beamline_pb2_grpc import InferenceStub
 from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.server import Server
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.converters.test_unsupported import edit, reasons_of

@@ -19,7 +19,7 @@ from beamline.converters.families.reference import ReferenceConverter
 from beamline.converters.recognise import converter_for
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.contract.tensorrt_plans import read_cards
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import ConversionError, ParityFailure
 from beamline.serving.models.repository import scan, verify
 from tests.support.checkpoints import (

@@ -82,6 +82,53 @@ def test_simulated_bfloat16_is_rounded(plain_model: MarianShape) -> None:
             assert not np.any(weights.numpy().view(np.uint32) & 0xFFFF)
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("op_type", "more", "constants", "attributes"),
+    [
+        *((kind, (), ("limit",), {}) for kind in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")),
+        ("Clip", (), ("limit", "limit"), {}),
+        ("Floor", (), (), {}),
+        ("LeakyRelu", (), (), {"alpha": 0.1}),
+        ("Pad", ("pads",), (), {}),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_has_no_kernel_in_bfloat16_is_in_float32(
+    op_type: str, more: tuple[str, ...], constants: tuple[str, ...], attributes: dict[str, float], precision: str
+) -> None:
+    """ONNX Runtime's CUDA provider has none for these, and would not load the graph; in float16 it has."""
+    half = ir.DataType.FLOAT16 if precision == "float16" else ir.DataType.BFLOAT16
+    bool_out = op_type not in ("Clip", "Floor", "LeakyRelu", "Pad")
+    x, y = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT)) for name in ("x", "y"))
+    values: dict[str, np.ndarray] = {
+        "weights": np.ones((4, 4), np.float32),
+        "limit": np.array(1.001, np.float32),
+        "pads": np.array([0, 0, 0, 1], np.int64),
+    }
+    known = {
+        name: ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
+        for name, tensor in ((name, ir.Tensor(array, name=name)) for name, array in values.items())
+    }
+    product = ir.node("MatMul", [x, known["weights"]])
+    product.outputs[0].name, product.outputs[0].type = "product", ir.TensorType(ir.DataType.FLOAT)
+    reader = ir.node(
+        op_type, [product.outputs[0], *(known[name] for name in (*more, *constants))], attributes, outputs=[y]
+    )
+    y.type = ir.TensorType(ir.DataType.BOOL if bool_out else ir.DataType.FLOAT)
+    graph = ir.Graph([x], [y], nodes=[product, reader], initializers=list(known.values()), opset_imports={"": 24})
+    to_half(ir.Model(graph, ir_version=11), (), precision)
+    assert product.outputs[0].dtype is half
+    expected = half if precision == "float16" else ir.DataType.FLOAT
+    floats = [value.dtype for value in reader.inputs if value is not None and value.dtype is not ir.DataType.INT64]
+    assert floats == [expected] * (1 + len(constants))
+    assert bool_out or reader.outputs[0].dtype is expected
+    if precision == "bfloat16" and constants:
+        limit = ir.convenience.get_const_tensor(reader.inputs[-1]) if reader.inputs[-1] is not None else None
+        assert limit is not None
+        assert limit.numpy() == np.float32(1.001)  # not rounded for nothing
+
+
 def test_a_large_constant_stays_finite() -> None:
     values = np.array([-1e9, -np.inf, 1.5], np.float32)
     assert rounded(values, ir.DataType.FLOAT16).tolist() == [-65504.0, -np.inf, 1.5]

@@ -15,7 +15,7 @@ import pytest
 from beamline.converters.recognise import converter_for
 from beamline.serving.cli import INTERRUPTED
 from beamline.serving.contract.manifest import read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.models.repository import scan, verify
 from tests.support.checkpoints import EOS
 from tests.support.engines import decode, make_engine, results

@@ -15,7 +15,7 @@ from beamline.converters.own.steps import OwnSteps
 from beamline.converters.recognise import OwnFiles, converter_for
 from beamline.serving.cli import main
 from beamline.serving.contract.manifest import StateKind, read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.text.tokenizer import TextTokenizer
 from examples.own_module.model import TARGET_WORDS, Digits

@@ -25,7 +25,7 @@ from beamline.converters.recognise import converter_for
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import StateKind, read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.server import Server
 from tests.converters.test_unsupported import edit, reasons_of
 from tests.serving.doubles import connected, started

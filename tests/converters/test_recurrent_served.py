@@ -22,13 +22,15 @@ from beamline.protos.beamline_pb2_grpc import InferenceStub
 from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Request
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason, Hypothesis
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import ComputeError
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_lowered, compile_version
-from tests.support.engines import Answer, decode, make_engine, results
+from tests.support.engines import Answer, decode, make_engine, results, step
 from tests.support.plain_search import Found, plain_search, teacher_forced
 from tests.support.processes import serving
 from tests.support.recurrent import Shape, covering_shapes, lively_recurrent, text_vocabulary, write_recurrent
@@ -157,14 +159,14 @@ def test_a_poisoned_state_fails_its_request_alone(served: Served) -> None:
     submit("kept", (5, 6, 7), long)
     submit("poisoned", (7, 7, 7), long)
     for _ in range(3):
-        engine.step()
+        step(engine)
     name = served.manifest.tensors(StateKind.RECURRENT)[0].name
     engine._backend._arenas[name].view[1] = np.nan  # type: ignore[attr-defined]
-    engine.step()
+    step(engine)
     assert isinstance(answers["poisoned"], ComputeError)
     submit("late", (9, 8), BEAM)
     while engine.busy:
-        engine.step()
+        step(engine)
     for key, wanted in (("kept", expected[0]), ("late", expected[1])):
         (found,) = results([answers[key]])
         assert [hypothesis.tokens for hypothesis in found.hypotheses] == [h.tokens for h in wanted.hypotheses]
@@ -198,12 +200,12 @@ class Observed:
     def submit(self, requests: list[tuple[list[int], DecodingOptions]]) -> None:
         for number, (source, options) in enumerate(requests):
 
-            def resolve(answer: Answer, number: int = number) -> None:
+            def take(answer: Answer, number: int = number) -> None:
                 self.answers[number] = answer
                 if len(self.answers) == len(requests):
                     self.done.set()
 
-            self.engine.submit(Request(tuple(source), options, resolve))
+            self.engine.submit(Request(tuple(source), options, take))
 
 
 def test_a_recurrent_model_and_a_transformer_share_a_thread(served: Served, reference_version: Path) -> None:

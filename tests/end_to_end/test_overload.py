@@ -4,16 +4,19 @@ tests/serving/api/grpc/test_limits.py."""
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc
-from tests.support.processes import PATIENCE, serving
+from tests.support.processes import PATIENCE, eventually, serving
 
 SLOTS, QUEUE, STEP_MS = 8, 32, 10
 TEXT = "x" * 19  # twenty steps: a request keeps its slot for 0.2 s
@@ -90,3 +93,55 @@ async def test_five_times_the_capacity_for_a_minute(tmp_path: Path) -> None:
     assert slowest < 2 * (QUEUE + SLOTS) / capacity + SERVICE
     assert percentile(load.refused, 0.5) < SERVICE
     assert after > 0.9 * capacity
+
+
+PROCESSES, CHANNELS, CALLS = 5, 10, 1000  # calls of each process
+
+
+async def burst(address: str, together: Any) -> Counter[str]:
+    """What all calls, sent at once over several connections, were told."""
+    found: Counter[str] = Counter()
+
+    async def one(channel: grpc.aio.Channel) -> None:
+        try:
+            await beamline_pb2_grpc.InferenceStub(channel).Translate(ONE, timeout=5 * PATIENCE)
+            found["OK"] += 1
+        except grpc.aio.AioRpcError as error:
+            hint = "grpc-retry-pushback-ms" in dict(error.trailing_metadata())
+            found[f"{error.code().name}{'' if hint else ' without a hint'}"] += 1
+
+    # A pool of its own, or all channels to one address would share a connection.
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(CHANNELS)]
+    await asyncio.gather(*(channel.channel_ready() for channel in channels))
+    together.wait()
+    await asyncio.gather(*(one(channels[number % CHANNELS]) for number in range(CALLS)))
+    await asyncio.gather(*(channel.close() for channel in channels))
+    return found
+
+
+def burst_process(address: str, together: Any, found: Any) -> None:
+    found.put(asyncio.run(burst(address, together)))
+
+
+@pytest.mark.full
+def test_thousands_of_calls_at_once_are_all_answered_and_counted(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    together, answers = context.Barrier(PROCESSES), context.Queue()
+    arguments = ("--fake", "--fake-slots", str(SLOTS), "--fake-step-ms", "1", "--max-queue", str(QUEUE))
+    with serving(tmp_path / "log.txt", *arguments) as server:
+        clients = [
+            context.Process(target=burst_process, args=(server.grpc, together, answers)) for _ in range(PROCESSES)
+        ]
+        for client in clients:
+            client.start()
+        found = sum((answers.get(timeout=5 * PATIENCE) for _ in clients), Counter[str]())
+        for client in clients:
+            client.join()
+        print(dict(found))
+        assert set(found) == {"OK", "RESOURCE_EXHAUSTED"}
+        assert sum(found.values()) == PROCESSES * CALLS
+        eventually(lambda: server.metrics()("beamline_calls_total") == PROCESSES * CALLS, "all are counted")
+        metrics = server.metrics()
+    assert {code: metrics("beamline_calls_total", code=code) for code in found} == found
+    assert metrics("beamline_refused_total", reason="overloaded") == found["RESOURCE_EXHAUSTED"]

@@ -38,7 +38,9 @@ def expected_lines(server: ServerProcess) -> list[str]:
 
 def test_sigterm_finishes_what_runs_and_refuses_the_rest(model_repository: Path, tmp_path: Path) -> None:
     with (
-        serving(tmp_path / "log.txt", "--repo", str(model_repository), "--threads", "1") as server,
+        serving(
+            tmp_path / "log.txt", "--repo", str(model_repository), "--threads", "1", "--drain-seconds", "none"
+        ) as server,
         grpc.insecure_channel(server.grpc) as channel,
     ):
         stub = beamline_pb2_grpc.InferenceStub(channel)

@@ -10,7 +10,7 @@ import pytest
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc as rpc
 from beamline.serving.contract.manifest import read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.models.repository import newest, scan, verify
 from beamline.serving.text.tokenizer import TextTokenizer

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from beamline.serving.contract.manifest import Manifest, read_manifest
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.text.tokenizer import TextTokenizer
 from tests.support.engines import decode, make_engine, results
 from tests.support.text import english_lines

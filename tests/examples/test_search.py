@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from examples.translation.data import END, PAD, START, pad
 from examples.translation.models import build
 from examples.translation.search import beam_search, greedy

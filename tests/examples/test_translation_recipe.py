@@ -54,6 +54,7 @@ TINY: dict[str, Any] = {
     "log_every": 5,
     "validate_every": 20,
     "bleu_lines": 20,
+    "also_validate": ["more"],
 }
 
 
@@ -63,7 +64,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     text = dict.fromkeys(line.strip() for topic in topics.values() for line in topic.splitlines())
     lines = [line for line in text if line and line.isascii()][:1100]
-    for split, part in (("train", lines[:1000]), ("valid", lines[1000:])):
+    for split, part in (("train", lines[:1000]), ("valid", lines[1000:]), ("more", lines[1000:])):
         (folder / f"{split}.low").write_text("\n".join(part) + "\n")
         (folder / f"{split}.up").write_text("\n".join(part).upper() + "\n")
         names = ["header" if set(line) <= set("*=-") else "prose" for line in part]
@@ -77,7 +78,7 @@ def command(folder: Path, data: Path, out: Path, **changes: Any) -> list[str]:
     return ["--config", str(config), "--data", str(data), "--out", str(out), "--threads", "1"]
 
 
-def log_of(out: Path, key: str) -> dict[int, float]:
+def log_of(out: Path, key: str) -> dict[int, Any]:
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return {entry["step"]: entry[key] for entry in entries if key in entry}
 
@@ -97,6 +98,8 @@ def test_the_loss_falls(run: Path) -> None:
     assert validated[40] < validated[20] < validated[0]
     assert set(log_of(run, "bleu")) == set(log_of(run, "chrf")) == {0, 20, 40}
     assert log_of(run, "tokens")[40] > 40 * 500
+    bleu, chrf = log_of(run, "bleu"), log_of(run, "chrf")
+    assert log_of(run, "more") == {step: {"bleu": bleu[step], "chrf": chrf[step]} for step in bleu}  # the same lines
 
 
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(run: Path, data: Path, tmp_path: Path) -> None:

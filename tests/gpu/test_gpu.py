@@ -17,8 +17,8 @@ from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.backends.pooled import OnnxRuntimePooled
 from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.engine.core import Engine
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions
 from tests.gpu.conftest import OnGpu, PooledOnGpu
 from tests.support.emulator import emulated_cuda_backend
 from tests.support.engines import decode, results

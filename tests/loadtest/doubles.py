@@ -15,13 +15,14 @@ from typing import Any
 import grpc
 import numpy as np
 
-from beamline.loadtest.arrivals import Poisson
-from beamline.loadtest.fleet import StageOutcome
-from beamline.loadtest.messages import WorkerHealth
-from beamline.loadtest.record import OK, Recorder, Records
+from beamline.loadtest.judgement.statistics import Statistics
+from beamline.loadtest.load.arrivals import Poisson
+from beamline.loadtest.load.records import Recorder, Records
+from beamline.loadtest.load.worker_messages import WorkerHealth
+from beamline.loadtest.load.worker_pool import StageOutcome
 from beamline.loadtest.report.document import Distribution, Interval, Machine, Report, SearchResult, Setup, Stage
-from beamline.loadtest.stage import Plan, stage_of
-from beamline.loadtest.summary import Numbers
+from beamline.loadtest.stage import StagePlan, stage_of
+from beamline.loadtest.targets.status import OK
 from beamline.protos import beamline_pb2 as pb
 
 
@@ -56,7 +57,7 @@ def stage_from(
 ) -> Stage:
     health = WorkerHealth(cpu_seconds=0.1, wall_seconds=seconds, loop_lags=np.full(10, 1e-4))
     outcome = StageOutcome(records, (health,), 0.0, seconds, stopped, lost)
-    return stage_of(outcome, Poisson(rate), Plan(seconds, warmup, 0, frozenset(shares)), None, 0.5)
+    return stage_of(outcome, Poisson(rate), StagePlan(seconds, warmup, 0, frozenset(shares)), None, 0.5)
 
 
 def search_of(**changed: Any) -> SearchResult:
@@ -81,7 +82,7 @@ def report_of(*stages: Stage, search: SearchResult | None = None) -> Report:
     )
 
 
-def latency_of(stage: Stage | Numbers) -> Distribution:
+def latency_of(stage: Stage | Statistics) -> Distribution:
     assert stage.latency is not None
     return stage.latency
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.load.arrivals import Poisson
 from beamline.loadtest.report.document import read
 from beamline.serving.security.tokens import Scope, new_token
 from tests.loadtest.doubles import closed_port, echo_server, latency_of, self_signed, silent_listener

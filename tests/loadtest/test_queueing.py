@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beamline.loadtest.arrivals import Poisson
+from beamline.loadtest.load.arrivals import Poisson
 from beamline.loadtest.report.document import Stage, read
 from tests.loadtest.doubles import latency_of
 from tests.loadtest.simulation import latencies

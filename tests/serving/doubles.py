@@ -17,9 +17,9 @@ from beamline.protos import beamline_pb2_grpc
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.config import ServeConfig, TextLimits
 from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest
+from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Scores, Timings
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import FinishReason, Hypothesis, Request, Result, Timings
-from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.engine.request import Request, RequestOutput, deliver
 from beamline.serving.errors import Cancelled, Overloaded, ShuttingDown
 from beamline.serving.models.loader import EngineMakers, Observe
 from beamline.serving.models.settings import ModelSettings
@@ -50,11 +50,11 @@ def echo(request: Request) -> Result | Exception:
             finish_reason=FinishReason.EOS,
             alignment=(
                 tuple((1.0,) + (0.0,) * (len(request.source) - 1) for _ in request.source)
-                if request.options.return_alignment
+                if request.options is not None and request.options.return_alignment
                 else None
             ),
         )
-        for rank in range(request.options.num_hypotheses)
+        for rank in range(1 if request.options is None else request.options.num_hypotheses)
     )
     return Result(hypotheses, Timings(queue=0.001, encode=0.002, decode=0.003))
 
@@ -73,7 +73,7 @@ class EngineDouble:
         self.reserved_bytes = 0
         self.answer = answer
         self.submitted: list[Request] = []
-        self.scored: list[ScoringRequest] = []
+        self.scored: list[Request] = []
         self.cancelled: list[int] = []
         self.most_waiting = 0
         self.refused = 0
@@ -89,6 +89,10 @@ class EngineDouble:
     # -- the engine's interface ------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
+        if request.options is None:
+            self.scored.append(request)
+            self._outgoing.put((request, Scores(tuple(-0.5 for _ in request.labels))))
+            return
         with self._changed:
             if self.draining:
                 raise ShuttingDown("draining")
@@ -110,11 +114,7 @@ class EngineDouble:
                 self._outgoing.put((self._waiting.pop(request_id), Cancelled("cancelled")))
             self._changed.notify_all()
 
-    def enough(self, request_id: int, index: int) -> None: ...
-
-    def score(self, request: ScoringRequest) -> None:
-        self.scored.append(request)
-        self._outgoing.put((request, tuple(-0.5 for _ in request.labels)))
+    def stop_hypothesis(self, request_id: int, index: int) -> None: ...
 
     # -- for the tests ---------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class EngineDouble:
     def _run(self) -> None:
         while (item := self._outgoing.get()) is not None:
             request, outcome = item
-            request.resolve(outcome)
+            deliver([RequestOutput(request, outcome)])
 
 
 def makers(engine: EngineDouble) -> EngineMakers:

@@ -17,11 +17,14 @@ from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.contract.backend import Backend, Source
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.engine.core import Engine
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.pooled import PooledEngine
+from beamline.serving.engine.request import Request, deliver
 from tests.support.emulator import emulated_backend, emulated_cuda_backend, write_emulated_plans
 
-Answer = Result | Exception
+Answer = Output  # of a request that does not stream
 BUCKETS = (48, 128)  # and the worst case
 
 
@@ -83,6 +86,11 @@ def poison(engine: Engine, slot: int) -> None:
     arenas(engine)["cache_key_0"][slot, :, 0] = np.nan
 
 
+def step(engine: Engine | PooledEngine) -> None:
+    """As the engine's thread does it: one step, and its outputs to their readers."""
+    deliver(engine.step())
+
+
 def decode(engine: Engine, requests: Sequence[tuple[Source, DecodingOptions]], stagger: int = 0) -> list[Answer]:
     """The answers, in order. With `stagger`, a new request joins the running batch every so many steps."""
     answers: dict[int, Answer] = {}
@@ -90,17 +98,17 @@ def decode(engine: Engine, requests: Sequence[tuple[Source, DecodingOptions]], s
     while waiting or engine.busy:
         for number, (source, options) in waiting[: 1 if stagger else None]:
 
-            def resolve(answer: Answer, number: int = number) -> None:
+            def take(answer: Output, number: int = number) -> None:
                 assert number not in answers, "answered twice"
                 answers[number] = answer
 
             if isinstance(source, np.ndarray):
-                engine.submit(Request((), options, resolve, features=source))
+                engine.submit(Request((), options, take, features=source))
             else:
-                engine.submit(Request(tuple(source), options, resolve))
+                engine.submit(Request(tuple(source), options, take))
         waiting = waiting[1:] if stagger else []
         for _ in range(max(1, stagger)):
-            engine.step()
+            step(engine)
     return [answers[number] for number in range(len(requests))]
 
 

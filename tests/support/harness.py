@@ -9,8 +9,10 @@ from typing import Protocol, cast
 from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
-from tests.support.engines import Answer, make_engine
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Piece, Result
+from beamline.serving.engine.request import Request
+from tests.support.engines import Answer, make_engine, step
 
 
 class Converted(Protocol):
@@ -39,24 +41,24 @@ class Harness:
         self.backend = cast(OnnxRuntimeBackend, self.engine._backend)  # or one with the same methods
 
     def submit(self, source: Sequence[int], options: DecodingOptions, deadline: float | None = None) -> int:
-        request = Request(
-            tuple(source),
-            options,
-            lambda answer: self._answered(request.id, answer),
-            deadline,
-            lambda piece: self.pieces[request.id].append(piece),
-        )
+        request = Request(tuple(source), options, lambda output: self._take(request.id, output), deadline, streams=True)
         self.pieces[request.id] = []
         self.engine.submit(request)
         return request.id
 
-    def _answered(self, number: int, answer: Answer) -> None:
+    def _take(self, number: int, output: Output) -> None:
         assert number not in self.answers, "answered twice"
-        self.answers[number] = answer
+        if isinstance(output, Piece):
+            self.pieces[number].append(output)
+        else:
+            self.answers[number] = output
+
+    def step(self) -> None:
+        step(self.engine)
 
     def finish(self) -> None:
         while self.engine.busy:
-            self.engine.step()
+            self.step()
 
     def result(self, number: int) -> Result:
         answer = self.answers[number]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from beamline.serving.engine.request import DecodingOptions, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Result
 from tests.support.ties import same_or_tie
 from tests.support.tiny_lm import VOCABULARY
 

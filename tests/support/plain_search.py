@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 
 LogProbs = Callable[[list[list[int]]], Tensor]  # sequences of one length, start token first -> [sequences, V]
 

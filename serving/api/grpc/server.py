@@ -22,6 +22,13 @@ from beamline.serving.security.tls import ServerTls
 
 _STOP_GRACE_SECONDS = 1.0  # for responses that are being sent; the calls themselves are over by then
 
+# Calls that have arrived, but that the event loop has not accepted yet, wait inside gRPC's own library. By default it
+# drops more and more of them beyond 1,000, all beyond 3,000, and those that it has kept for 30 seconds: as CANCELLED,
+# without a hint when to try again, and before any code of ours could count them. The queues that refuse calls
+# are the engines'; what waits here has yet to reach them, and the limit only bounds memory (13 KiB each).
+_MAX_PENDING = 100_000
+_PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
+
 
 class GrpcServer:
     """Bound at construction, so that a port in use is known before any model is loaded; a client that
@@ -34,6 +41,9 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+                ("grpc.server.max_pending_requests", _MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+                ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
             ],
         )
         self._health = Health()
@@ -65,5 +75,5 @@ class GrpcServer:
         """To health checks, so that load balancers send new calls elsewhere."""
         await self._health.end()
 
-    async def stop(self) -> None:
-        await self._server.stop(_STOP_GRACE_SECONDS)
+    async def stop(self, at_once: bool) -> None:
+        await self._server.stop(0 if at_once else _STOP_GRACE_SECONDS)

@@ -61,7 +61,7 @@ def gateway_app(
 
     return Starlette(
         routes=[
-            *gateway.routes(inference, guard, max_body_bytes),
+            *gateway.routes(inference, lifecycle, guard, max_body_bytes),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             Route("/docs", _page("docs.html")),

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -28,24 +28,28 @@ from beamline.serving.api.http.json_messages import from_json, to_dict
 from beamline.serving.api.inference import Inference, Method
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, header_number, with_request_id
+from beamline.serving.lifecycle import Lifecycle
 
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond; more would keep the event loop from others
 _MAX_MILLISECONDS = 24 * 3600 * 1000
+T = TypeVar("T")
 
 
-def routes(inference: Inference, guard: Guard, max_body_bytes: int) -> list[Route]:
+def routes(inference: Inference, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int) -> list[Route]:
     return [
-        Route(endpoint.path, _handler(endpoint, inference, guard, max_body_bytes), methods=["POST"])
+        Route(endpoint.path, _handler(endpoint, inference, lifecycle, guard, max_body_bytes), methods=["POST"])
         for endpoint in ENDPOINTS
     ]
 
 
-def _handler(endpoint: Endpoint, inference: Inference, guard: Guard, max_body_bytes: int) -> Callable[[Request], Any]:
+def _handler(
+    endpoint: Endpoint, inference: Inference, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         streams = "text/event-stream" in request.headers.get("accept", "")
         method = endpoint.stream if streams and endpoint.stream is not None else endpoint.unary
         call = _GatewayCall(guard, endpoint, method, request)
-        message = await call.admit(max_body_bytes)
+        message = await call.admit(lifecycle, max_body_bytes)
         if isinstance(message, Response):
             return message
         respond = call.stream if method.streams else call.unary
@@ -70,7 +74,7 @@ class _GatewayCall:
         self._record = CallRecord()
         self._deadline: float | None = None
 
-    async def admit(self, max_body_bytes: int) -> Message | Response:
+    async def admit(self, lifecycle: Lifecycle, max_body_bytes: int) -> Message | Response:
         """The request's message, or the response that refuses it. Credentials and limits come before the body."""
         self._record = self._guarded.enter_context(self._guard.record(self._label, self._headers))
         try:
@@ -79,7 +83,8 @@ class _GatewayCall:
             milliseconds = header_number(self._headers, TIMEOUT, 1, _MAX_MILLISECONDS)
             self._deadline = None if milliseconds is None else time.monotonic() + milliseconds / 1000
             self._guarded.enter_context(self._guard.admit(self._method.full_name, self._headers, self._record))
-            body = await _body(self._request, max_body_bytes)
+            async with lifecycle.arriving():
+                body = await _body(self._request, max_body_bytes)
             kind = self._method.request
             return await asyncio.to_thread(from_json, body, kind) if len(body) > _SMALL else from_json(body, kind)
         except _TooLarge:
@@ -89,25 +94,18 @@ class _GatewayCall:
         except Exception as error:
             return await self._fail(error)
         except BaseException:
-            await self._guarded.aclose()
+            await self._cancelled()
             raise
 
     async def unary(self, method: Callable[..., Any], message: Message) -> Response:
-        """Cancels the method when the client disconnects."""
-        work = asyncio.ensure_future(method(message, self._deadline))
-        gone = asyncio.ensure_future(_disconnected(self._request))
         try:
-            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self._record.code = StatusCode.CANCELLED
-                await self._guarded.aclose()
-                return Response(status_code=499)  # is not sent: the client is gone
-            response = JSONResponse(to_dict(work.result()), headers={REQUEST_ID: self._request_id})
+            reply = await self._while_connected(method(message, self._deadline))
+            response = JSONResponse(to_dict(reply), headers={REQUEST_ID: self._request_id})
         except Exception as error:
             return await self._fail(error)
-        finally:
-            for task in (work, gone):
-                task.cancel()
+        except BaseException:
+            await self._cancelled()
+            raise
         await self._guarded.aclose()
         return response
 
@@ -115,11 +113,11 @@ class _GatewayCall:
         """Awaits the first reply, so that a call that fails at once has its own HTTP status."""
         replies: AsyncGenerator[Message] = method(message, self._deadline)
         try:
-            first = await anext(replies, None)
+            first = await self._while_connected(_first(replies))
         except Exception as error:
             return await self._fail(error)
         except BaseException:
-            await self._guarded.aclose()
+            await self._cancelled()
             raise
         headers = {REQUEST_ID: self._request_id, "cache-control": "no-store"}
         return StreamingResponse(self._events(first, replies), media_type="text/event-stream", headers=headers)
@@ -140,13 +138,37 @@ class _GatewayCall:
                 self._record.code = status.code
                 yield _event(error_body(status, self._request_id), "error")
 
+    async def _while_connected(self, work: Coroutine[Any, Any, T]) -> T:
+        """Cancels the work and raises `ClientDisconnect` when the client disconnects."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(_disconnected(self._request))
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientDisconnect
+            return task.result()
+        finally:
+            for each in (task, gone):
+                each.cancel()
+
+    async def _cancelled(self) -> None:
+        self._record.code = StatusCode.CANCELLED
+        await self._guarded.aclose()
+
     async def _fail(self, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            await self._cancelled()
+            return Response(status_code=499)  # is not sent: the client is gone
         return await self._refuse(self._guard.failure(error, self._label, self._request_id))
 
     async def _refuse(self, status: Status, http_code: int | None = None) -> Response:
         self._record.code = status.code
         await self._guarded.aclose()
         return error_response(status, self._request_id, http_code)
+
+
+async def _first(replies: AsyncGenerator[Message]) -> Message | None:
+    return await anext(replies, None)
 
 
 def _peer(request: Request) -> str:

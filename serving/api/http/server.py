@@ -13,6 +13,9 @@ from starlette.applications import Starlette
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
+_GRACE_SECONDS = 1.0  # for requests to notice that their connection is closed, and then that they are cancelled
+_POLL_SECONDS = 0.1
+
 
 class _Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
@@ -26,6 +29,11 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    def disconnect(self) -> None:
+        """All connections at once; what was not sent yet is lost."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 class HttpServer:
@@ -59,8 +67,28 @@ class HttpServer:
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
         await self._uvicorn.listening.wait()
 
-    async def stop(self) -> None:
+    async def finish(self) -> None:
+        """Takes no new connections, and returns when all responses are sent, however slow their readers are."""
         if self._uvicorn is not None and self._task is not None:
             self._uvicorn.should_exit = True
-            await self._task
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Closes all connections at once, and cancels their requests."""
+        if self._uvicorn is not None and self._task is not None:
+            await self._stop(self._uvicorn, self._task)
         self._socket.close()
+
+    async def _stop(self, uvicorn: _Uvicorn, serving: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        uvicorn.should_exit = uvicorn.force_exit = True
+        grace_ends = loop.time() + _GRACE_SECONDS
+        while True:  # clients may still connect until uvicorn polls `should_exit`
+            uvicorn.disconnect()
+            _, busy = await asyncio.wait({serving, *uvicorn.server_state.tasks}, timeout=_POLL_SECONDS)
+            if not (busy or uvicorn.server_state.connections) or loop.time() >= grace_ends:
+                break
+        for task in busy:
+            task.cancel()
+        if busy:
+            await asyncio.wait(busy, timeout=_GRACE_SECONDS)

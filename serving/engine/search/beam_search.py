@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beamline.serving.engine.request import Alternatives, DecodingOptions, FinishReason, Hypothesis, Piece
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothesis, Piece
 
 DEAD = -1e9  # what a beam carries that does not exist
 _IMPOSSIBLE = DEAD / 2  # nothing real is ever below
@@ -44,7 +45,7 @@ class _Ending:
     reason: FinishReason
 
 
-class Search:
+class BeamSearch:
     def __init__(
         self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int], prompt_entries: int = 0
     ) -> None:
@@ -175,7 +176,7 @@ class Search:
         self._endings = (finished + self._endings)[: self.width]
 
     def stop_one(self, index: int) -> None:
-        """The caller has seen enough of a hypothesis."""
+        """No more is wanted of a hypothesis: there is one search for all of them, so it ends."""
         self.stop(FinishReason.STOP)
 
     def _normalise(self, total: float, length: int) -> float:
@@ -204,9 +205,9 @@ class Search:
         self._entries = [[place.get(entry, -1) for entry in entries] for entries in self._entries]
         self._used = len(kept)
 
-    # -- what is certain already ---------------------------------------------------------------------------------
+    # -- streaming: what is certain already ----------------------------------------------------------------------------
 
-    def news(self, known: Sequence[int]) -> list[Piece]:
+    def new_pieces(self, known: Sequence[int]) -> list[Piece]:
         """What has become certain of the best hypothesis beyond its first `known[0]` tokens: what the living beams and
         the best of the finished ones have in common. Whichever of them wins, it begins so."""
         floor = self._prompt_length - 1 + known[0]

@@ -1,7 +1,7 @@
-"""The rules that edit what a model wants to say, as short lists of words per beam.
+"""Logits processors: what edits a model's scores before the search, as short lists of tokens per beam.
 
-They live here once, for every model; the step graph only applies the lists. The semantics are those of the
-logits processors of Hugging Face `generate`.
+They live here once, for every model; the step graph only applies the lists. The semantics are those of the logits
+processors of Hugging Face `generate`: n-gram blocking, repetition and other penalties, biases, forbidden words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from beamline.serving.contract.backend import Floats, Ints
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 
 Edit = tuple[float, float]  # scale, add
 NEUTRAL: Edit = (1.0, 0.0)
@@ -21,8 +21,8 @@ _NEVER = -100.0  # a bias as low as this forbids
 _SIZES = (0, 4, 16, 64, 256, 1024, 4096)  # a list is padded to one of these, so that few shapes occur
 
 
-class Rules:
-    """The rules of one request."""
+class LogitsProcessors:
+    """Those of one request."""
 
     def __init__(
         self,

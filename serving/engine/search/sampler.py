@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis, Piece
-from beamline.serving.engine.search.beam_search import DEAD, Search, StepView
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason, Hypothesis, Piece
+from beamline.serving.engine.search.beam_search import DEAD, BeamSearch, StepView
 from beamline.serving.engine.search.random_numbers import Uniforms
 
 
-class Samples(Search):
+class Sampler(BeamSearch):
     def __init__(
         self, options: DecodingOptions, start_token: int, eos_ids: Sequence[int], prompt_entries: int = 0
     ) -> None:
@@ -20,7 +21,7 @@ class Samples(Search):
         self._scores = [[0.0] * self.width]
         self._uniforms = [Uniforms(options.seed, sample) for sample in range(self.width)]
         self._ends: list[tuple[int, FinishReason] | None] = [None] * self.width  # at which depth, and why
-        self._told = [False] * self.width
+        self._reported_end = [False] * self.width
 
     def draws(self, ahead: int = 0) -> list[tuple[int, float]]:
         """The samples that the next step shall draw, or the one that is so many steps further, each with its number;
@@ -64,14 +65,14 @@ class Samples(Search):
         kept = [entries[sample] for entries in self._entries for sample in alive]
         return [*range(self._prompt_entries), *sorted(kept)]
 
-    def news(self, known: Sequence[int]) -> list[Piece]:
+    def new_pieces(self, known: Sequence[int]) -> list[Piece]:
         pieces = []
         for sample, end in enumerate(self._ends):
             depth, reason = end or (self.depth, None)
             floor = self._prompt_length - 1 + known[sample]
-            if depth > floor or (reason is not None and not self._told[sample]):
+            if depth > floor or (reason is not None and not self._reported_end[sample]):
                 pieces.append(self._piece(sample, depth, sample, floor, reason))
-                self._told[sample] = reason is not None
+                self._reported_end[sample] = reason is not None
         return pieces
 
     def hypotheses(self) -> tuple[Hypothesis, ...]:

@@ -10,10 +10,13 @@ from typing import Any
 import onnxruntime
 
 from beamline.serving.contract.manifest import read_manifest
-from beamline.serving.engine.request import DecodingOptions, Piece, Request, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Piece
+from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.peers.beamline_worker import tokens_of
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
+from tests.support.engines import step
 
 
 def main() -> None:
@@ -23,22 +26,22 @@ def main() -> None:
     engine = load_engine(folder, manifest, EngineSettings(threads=threads, slots=16), lambda stats: None)
 
     def answer(question: Question) -> dict[str, Any]:
-        found: dict[int, Result | Exception] = {}
+        found: dict[int, Output] = {}
         first: dict[int, float] = {}
         length = question.target_length + 1
         options = DecodingOptions(1, num_hypotheses=1, max_length=length, min_length=length)
         began = time.perf_counter()
         for number, prompt in enumerate(question.source):
 
-            def resolve(result: Result | Exception, number: int = number) -> None:
-                found[number] = result
+            def take(output: Output, number: int = number) -> None:
+                if isinstance(output, Piece):
+                    first.setdefault(number, time.perf_counter() - began)
+                else:
+                    found[number] = output
 
-            def progress(piece: Piece, number: int = number) -> None:
-                first.setdefault(number, time.perf_counter() - began)
-
-            engine.submit(Request(tuple(prompt), options, resolve, progress=progress))
+            engine.submit(Request(tuple(prompt), options, take, streams=True))
         while engine.busy:
-            engine.step()
+            step(engine)
         seconds = time.perf_counter() - began
         tokens = [tokens_of(found[number]) for number in range(len(question.source))]
         return {"seconds": seconds, "tokens": tokens, "first_seconds": sum(first.values()) / len(first)}

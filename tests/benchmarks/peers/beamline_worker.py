@@ -11,9 +11,12 @@ import onnxruntime
 
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.benchmarks.peers.protocol import Question, serve, take_stdout
+from tests.support.engines import step
 
 
 def main() -> None:
@@ -26,17 +29,17 @@ def main() -> None:
 
     def answer(question: Question) -> dict[str, Any]:
         steps.clear()
-        found: dict[int, Result | Exception] = {}
+        found: dict[int, Output] = {}
         options = DecodingOptions(question.beam, num_hypotheses=1, max_length=question.target_length + 1)
         began = time.perf_counter()
         for number, source in enumerate(question.source):
 
-            def resolve(result: Result | Exception, number: int = number) -> None:
-                found[number] = result
+            def take(answer: Output, number: int = number) -> None:
+                found[number] = answer
 
-            engine.submit(Request(tuple(source), options, resolve))
+            engine.submit(Request(tuple(source), options, take))
         while engine.busy:
-            engine.step()
+            step(engine)
         seconds = time.perf_counter() - began
         return {
             "seconds": seconds,
@@ -49,9 +52,10 @@ def main() -> None:
     serve(answers, {"version": f"onnxruntime {onnxruntime.__version__}"}, answer)
 
 
-def tokens_of(answer: Result | Exception) -> list[int]:
+def tokens_of(answer: Output) -> list[int]:
     if isinstance(answer, Exception):
         raise answer
+    assert isinstance(answer, Result)
     return list(answer.hypotheses[0].tokens)
 
 

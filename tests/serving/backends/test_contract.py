@@ -14,7 +14,7 @@ import pytest
 import tensorrt_rtx as trt
 from cuda.bindings import runtime as cuda
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # file -> expression -> what it is
 CLASSES: dict[str, dict[str, Any]] = {

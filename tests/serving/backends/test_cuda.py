@@ -30,7 +30,7 @@ from beamline.serving.backends.probe import probe
 from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
-from beamline.serving.contract.tensorrt_plans import ENGINES
+from beamline.serving.contract.tensorrt_plans import ENGINES, plan_path, read_cards
 from beamline.serving.errors import ComputeError, ModelError
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
@@ -159,6 +159,44 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
     assert "cudaStreamBeginCapture" not in cuda.calls
     strategies = [context._config and context._config.cuda_graph_strategy for context in library.contexts]
     assert set(strategies) == {library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE}
+
+
+@pytest.mark.parametrize(
+    ("said", "rebuild"),
+    [
+        (["The engine plan file is generated on an incompatible device, expecting compute 8.6, please rebuild."], True),
+        (["Serialization assertion magicTagRead == kMAGIC_TAG failed. Magic tag does not match"], True),
+        (["Requested amount of GPU memory (9 bytes) could not be allocated.", "Engine deserialization failed."], False),
+        (["CUDA initialization failure with error: 35"], False),
+        ([], False),
+    ],
+)
+def test_a_plan_that_tensorrt_does_not_load(
+    said: list[str],
+    rebuild: bool,
+    plain_model: MarianShape,
+    tmp_path: Path,
+    cuda: EmulatedCuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cause is what the library logs; to build again is advised where that helps."""
+    found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
+    gpu = CudaDevice(0)
+    runtime = LibraryRuntime(EmulatedLibrary(cuda.device, found.folder, gpu.stream), MODULE, gpu.stream, CAPABILITY)
+    card = read_cards(found.folder)[0]
+    runtime._logger.log(trt.ILogger.ERROR, "of an earlier plan, please rebuild")
+    runtime._logger.log(trt.ILogger.WARNING, "a warning")
+
+    def refuse(content: bytes) -> None:
+        for message in said:
+            runtime._logger.log(trt.ILogger.ERROR, message)
+
+    monkeypatch.setattr(runtime._runtime, "deserialize_cuda_engine", refuse)
+    with pytest.raises(ModelError) as refused:
+        runtime.load(plan_path(found.folder, card), card)
+    assert f"can't be loaded by {MODULE} {VERSION}: {'; '.join(said) or 'it does not say why'}" in str(refused.value)
+    assert ("beamline build --rebuild" in str(refused.value)) == rebuild
+    assert "earlier" not in str(refused.value)
 
 
 def test_signatures_are_read_from_the_bindings() -> None:

@@ -22,12 +22,13 @@ from beamline.serving.backends.tensorrt import TensorRtRunner
 from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
 from beamline.serving.engine.core import Engine
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Scores
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions
-from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
 from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
-from tests.support.engines import decode, make_engine, results
+from tests.support.engines import decode, make_engine, results, step
 from tests.support.language_models import ConvertedLanguageModel
 from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape
 from tests.support.ties import same_or_tie
@@ -214,15 +215,15 @@ def test_scoring_keeps_to_what_the_plan_holds(
     found: list[object] = []
     for length in (21, 8):
         target = (PAD,) * length
-        engine.score(ScoringRequest((5, 6), target, target, found.append))
+        engine.submit(Request((5, 6), on_output=found.append, target=target, labels=target))
     while engine.busy:
-        engine.step()
+        step(engine)
     refused = next(answer for answer in found if isinstance(answer, Exception))
     assert (type(refused), str(refused)) == (
         InvalidRequest,
         "the text has 21 tokens; on this device 20 can be scored at most",
     )
-    assert [len(answer) for answer in found if isinstance(answer, tuple)] == [8]
+    assert [len(answer.log_probs) for answer in found if isinstance(answer, Scores)] == [8]
 
 
 def test_prompts_are_taken_in_by_several_runs(
@@ -344,7 +345,7 @@ class TestRefusals:
     @pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="this one may have CUDA")
     def test_an_onnx_runtime_without_cuda(self, plain_model: MarianShape) -> None:
         """It would go on with the CPU and say nothing."""
-        with pytest.raises(ModelError, match="fallback to CPU EP has been explicitly disabled"):
+        with pytest.raises(ModelError, match="ONNX Runtime left CUDA out and would use CPUExecutionProvider"):
             OnnxRuntimeCudaRunner(plain_model.folder, plain_model.manifest, device=0, stream=0)
 
     def test_a_longer_cache_than_any_plan(self, planned: MarianShape, tmp_path: Path) -> None:

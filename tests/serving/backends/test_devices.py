@@ -83,6 +83,15 @@ def test_the_doctor_says_what_is_missing() -> None:
     assert "auto        cpu: no GPU" in text
 
 
+def test_the_doctor_does_not_advise_two_runtimes() -> None:
+    """`.[cpu]` beside `.[gpu]` would overwrite its files."""
+    text = "\n".join(report(Machine(ONE_GPU, {"onnxruntime": None, **CUDA})))
+    assert "onnxruntime     not installed: not needed, onnxruntime-gpu serves on the CPU, too" in text
+    assert "pip install '.[cpu]'" not in text
+    assert "cpu         yes" in text
+    assert "pip install '.[cpu]'" in "\n".join(report(Machine(ONE_GPU, {"onnxruntime": None})))
+
+
 def test_the_doctor_of_a_machine_with_a_gpu(tmp_path: Path) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -69,6 +71,11 @@ def test_every_option_arrives() -> None:
     )
 
 
+def test_a_drain_is_limited_unless_said() -> None:
+    assert parsed("--fake").drain_seconds == 20
+    assert parsed("--fake", "--drain-seconds", "none").drain_seconds is None
+
+
 @pytest.mark.parametrize("line", ["--repo r", "--load m", "--watch"])
 def test_the_echo_has_no_repository(line: str) -> None:
     with pytest.raises(BeamlineError, match="--fake serves an echo and no repository"):
@@ -91,7 +98,16 @@ def test_the_repository_is_the_folder_model_repo_unless_said(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    "line", ["--grpc-port 70000", "--max-slots 0", "--threads -1", "--fake-step-ms inf", "--watch 0"]
+    "line",
+    [
+        "--grpc-port 70000",
+        "--max-slots 0",
+        "--threads -1",
+        "--fake-step-ms inf",
+        "--watch 0",
+        "--drain-seconds inf",
+        "--drain-seconds soon",
+    ],
 )
 def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -168,3 +184,39 @@ def test_a_second_signal_stops_at_once() -> None:
         assert server.wait(timeout=120) == 128 + signal.SIGTERM
         with pytest.raises(grpc.RpcError):
             call.result(timeout=120)
+
+
+def test_a_stream_that_outlasts_the_drain_is_cut_off() -> None:
+    """With steps of half a second it would run for minutes; it ends with nothing behind its last event."""
+    body = json.dumps({"inputs": [{"text": "b" * 1000}]}).encode()
+    with process("--fake", "--fake-step-ms", "500", "--drain-seconds", "0.1") as (server, ready):
+        host, _, port = ready["http"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=120) as client:
+            head = "POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: text/event-stream\r\n"
+            client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            received = client.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200 ")
+            server.send_signal(signal.SIGTERM)
+            with suppress(ConnectionResetError):
+                while part := client.recv(65536):
+                    received += part
+        assert b"event: end" not in received
+        assert server.wait(timeout=120) == 1
+        assert server.stderr is not None
+        log = server.stderr.read()
+    assert log.index("draining") < log.index("stopped with calls unfinished after 0.1 seconds")
+    assert "Traceback" not in log
+
+
+def test_what_hangs_does_not_keep_the_process() -> None:
+    code = "import threading; from beamline.serving.commands import serve; "
+    code += "serve._exit_after(0.01); threading.Event().wait()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.returncode == 1
+    assert "still not stopped after 0.01 seconds" in ended.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +18,10 @@ from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.contract.manifest import File, Manifest
 from beamline.serving.contract.shortlist import Lexicon, load_lexicon
 from beamline.serving.errors import ModelError
+from beamline.serving.models.settings import SETTINGS_FILE, read_settings
 from tests.serving.doubles import small_manifest
 
+ROOT = Path(__file__).parents[2]
 NAME = "shortlist.npz"
 
 
@@ -85,3 +90,16 @@ def test_a_gpu_has_no_shortlists(tmp_path: Path, manifest: Manifest) -> None:
     device = CudaDevice(0, "none", "8.6", 0)
     with pytest.raises(ModelError, match="can't have a shortlist on a GPU"):
         make_backend(tmp_path, manifest, 1, Choice("cuda", (device,), ""), device, {}, shortlist=True)
+
+
+def test_the_documented_way_to_switch_it_on_works_for_the_shipped_model(tmp_path: Path) -> None:
+    """Its serving.toml has a table at the end: a line that is appended would be one of the decoding defaults."""
+    page = (ROOT / "docs" / "shortlist.md").read_text(encoding="utf-8")
+    command = shlex.split(next(line for line in page.splitlines() if "shortlist = true" in line), comments=True)
+    shipped = Path(command.pop())
+    copy = tmp_path / SETTINGS_FILE
+    shutil.copy(ROOT / shipped, copy)
+    before = read_settings(tmp_path)
+    subprocess.run([*command, str(copy)], check=True)
+    assert read_settings(tmp_path) == before.model_copy(update={"shortlist": True})
+    assert before.defaults

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason, Result
+from beamline.serving.engine.request import deliver
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
 from tests.support.engines import arenas, decode, make_engine, poison, results
 from tests.support.harness import Harness
@@ -77,11 +79,11 @@ def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
     expected = results(decode(make_engine(plain_model.folder, plain_model.manifest), [*requests, ([9, 8], BEAM)]))
     numbers = [harness.submit(source, options) for source, options in requests]
     for _ in range(4):
-        harness.engine.step()
+        harness.step()
     poison(harness.engine, slot=1)
-    harness.engine.step()
+    harness.step()
     if not harness.answers:  # a step was under way already
-        harness.engine.step()
+        harness.step()
     assert isinstance(harness.answers[numbers[1]], ComputeError)
     assert len(harness.answers) == 1
     late = harness.submit([9, 8], BEAM)
@@ -99,10 +101,10 @@ def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
 def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: MarianShape) -> None:
     harness = Harness(plain_model, slots=1)
     first, second = harness.submit([5, 6], LONG), harness.submit([7, 8], BEAM)
-    harness.engine.step()
+    harness.step()
     harness.engine.cancel(first)
     harness.engine.cancel(12345)  # nobody
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[first], Cancelled)
     assert harness.stats[-1].admitted == 1
     harness.finish()
@@ -113,13 +115,13 @@ def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) 
     harness = Harness(plain_model, slots=1)
     running = harness.submit([5, 6], LONG, deadline=10.0)
     waiting = harness.submit([5, 7], LONG, deadline=5.0)
-    harness.engine.step()
+    harness.step()
     harness.now = 5.0
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[waiting], DeadlinePassed)
     assert running not in harness.answers
     harness.now = 10.0
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[running], DeadlinePassed)
     assert not harness.engine.busy
 
@@ -128,9 +130,9 @@ def test_a_time_limit_gives_the_best_so_far(plain_model: MarianShape) -> None:
     harness = Harness(plain_model)
     number = harness.submit([5, 6, 7], replace(LONG, time_limit=3.0))
     for _ in range(6):
-        harness.engine.step()
+        harness.step()
     harness.now = 3.0
-    harness.engine.step()
+    harness.step()
     answer = harness.answers[number]
     assert isinstance(answer, Result)
     best = answer.hypotheses[0]
@@ -145,7 +147,7 @@ def test_a_full_queue_refuses_and_a_draining_engine_too(plain_model: MarianShape
     harness.submit([5], BEAM)
     with pytest.raises(Overloaded, match="2 waiting"):
         harness.submit([5], BEAM)
-    harness.engine.step()  # one is running now
+    harness.step()  # one is running now
     harness.submit([5], BEAM)
     harness.engine.drain()
     with pytest.raises(ShuttingDown):
@@ -159,11 +161,11 @@ def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
 ) -> None:
     harness = Harness(plain_model)
     lost = harness.submit([5, 6], BEAM)
-    harness.engine.step()
+    harness.step()
     with monkeypatch.context() as patch:
         patch.setattr(harness.backend, "run", lambda inputs: 1 / 0)
         patch.setattr(harness.backend, "collect", lambda: 1 / 0, raising=False)  # of a backend that runs ahead
-        harness.engine.step()
+        harness.step()
     assert isinstance(harness.answers[lost], ComputeError)
     kept = harness.submit([5, 6], BEAM)
     harness.finish()
@@ -200,8 +202,8 @@ def test_options_that_forbid_everything_are_an_error(plain_model: MarianShape) -
 def test_everybody_gets_an_answer_when_all_is_over(plain_model: MarianShape) -> None:
     harness = Harness(plain_model, slots=2)
     numbers = [harness.submit([5, n], LONG) for n in range(5, 10)]
-    harness.engine.step()
-    harness.engine.fail_everything(ShuttingDown("over"))
+    harness.step()
+    deliver(harness.engine.fail_everything(ShuttingDown("over")))
     assert all(isinstance(harness.answers[number], ShuttingDown) for number in numbers)
     assert not harness.engine.busy
 

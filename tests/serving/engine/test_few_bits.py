@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from beamline.serving.contract.manifest import LARGEST_PAIR, StateKind
-from beamline.serving.engine.request import DecodingOptions, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Result
 from beamline.serving.errors import ComputeError
 from beamline.serving.rewrites.int8 import row_levels
 from tests.serving.engine.test_engine import LONG, assert_same, crowd
@@ -104,9 +105,9 @@ def assert_poison_fails_its_request_alone(model: MarianShape, tensor: str, head:
     harness = Harness(model, slots=3)
     numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
     for _ in range(4):
-        harness.engine.step()
+        harness.step()
     harness.backend._arenas[tensor].view[1, head, 0] = np.nan
-    harness.engine.step()
+    harness.step()
     assert isinstance(harness.answers[numbers[1]], ComputeError)
     harness.finish()
     assert not any(isinstance(harness.answers[number], Exception) for number in (numbers[0], numbers[2]))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions, FinishReason
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason
 from tests.support.engines import arenas
 from tests.support.harness import Harness
 from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, prompt, same
@@ -63,10 +64,10 @@ def test_scores_are_the_models_log_probabilities(tiny_lm: TinyModel, harness: Ha
 def test_four_of_one_prompt_cost_one_prompts_memory(harness: Harness, options: DecodingOptions) -> None:
     harness.submit(prompt(101), options)
     while not harness.stats or not harness.stats[-1].active:
-        harness.engine.step()
+        harness.step()
     assert harness.stats[-1].live_entries == 100 + 4
     for _ in range(4):
-        harness.engine.step()
+        harness.step()
     assert harness.stats[-1].live_entries == 100 + 4 * 5
     keys = arenas(harness.engine)["cache_key_0"][0]  # the row itself: entries beyond are still zero
     assert keys[:, :120].any(axis=(0, 2)).all()
@@ -78,7 +79,7 @@ def test_compaction_keeps_the_prompt(tiny_lm: TinyModel) -> None:
     """Long beams after a prompt fill their bucket; dead branches are cut, and the answer stays."""
     options = replace(BEAM, beam_size=8, num_hypotheses=8, max_length=90, min_length=90)
     crowded, roomy = Harness(tiny_lm), Harness(tiny_lm)
-    roomy.engine._room._cache_length = lambda needed, beams, compacted: 1024  # type: ignore[method-assign]
+    roomy.engine._capacity._cache_length = lambda needed, beams, compacted: 1024  # type: ignore[method-assign]
     found, expected = crowded.answer(prompt(50), options), roomy.answer(prompt(50), options)
     assert sum(stats.compactions for stats in crowded.stats) > 0
     assert sum(stats.compactions for stats in roomy.stats) == 0
@@ -102,7 +103,7 @@ def test_the_same_seed_gives_the_same_text_alone_in_a_full_batch_and_joining(tin
     for each in others:
         joining.submit(*each)
     for _ in range(7):
-        joining.engine.step()
+        joining.step()
     number = joining.submit(*mine)
     joining.finish()
     for found in (full.result(numbers[4]), joining.result(number)):
@@ -167,7 +168,7 @@ def test_nothing_that_was_told_is_taken_back(harness: Harness, options: Decoding
     numbers = [harness.submit(prompt(10, seed), replace(options, max_length=40)) for seed in range(8)]
     early = 0
     while harness.engine.busy:
-        harness.engine.step()
+        harness.step()
     for number in numbers:
         hypotheses = harness.result(number).hypotheses
         for index, hypothesis in enumerate(hypotheses):
@@ -184,7 +185,7 @@ def test_greedy_tells_every_token_at_its_step(harness: Harness) -> None:
     number = harness.submit(prompt(10), ENDLESS)
     while number not in harness.answers:
         before = len(harness.pieces[number])
-        harness.engine.step()
+        harness.step()
         told = harness.pieces[number][before:]
         decoded = harness.stats[-1].active == 1 and number not in harness.answers
         assert [len(piece.tokens) for piece in told] == ([1] if decoded else [])
@@ -193,11 +194,11 @@ def test_greedy_tells_every_token_at_its_step(harness: Harness) -> None:
 def test_whoever_has_seen_enough_stops_one_sample_or_a_whole_search(harness: Harness) -> None:
     samples, beams = harness.submit(prompt(5), FOUR), harness.submit(prompt(6), replace(BEAM, min_length=25))
     for _ in range(5):
-        harness.engine.step()
-    harness.engine.enough(samples, 2)
-    harness.engine.enough(beams)
-    harness.engine.enough(99999)
-    harness.engine.step()
+        harness.step()
+    harness.engine.stop_hypothesis(samples, 2)
+    harness.engine.stop_hypothesis(beams)
+    harness.engine.stop_hypothesis(99999)
+    harness.step()
     assert harness.result(beams).hypotheses[0].finish_reason is FinishReason.STOP
     assert harness.pieces[samples][-3].finish_reason is None
     harness.finish()

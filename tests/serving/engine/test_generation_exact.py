@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions, FinishReason
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason
 from tests.serving.engine.test_search_exact import Case, Theirs, compare, same
 from tests.support.engines import decode, make_engine, results
 from tests.support.language_models import (

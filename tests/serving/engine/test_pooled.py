@@ -10,7 +10,9 @@ import pytest
 from beamline.serving.contract.backend import Floats
 from beamline.serving.contract.manifest import File, PooledManifest, Weights
 from beamline.serving.contract.stats import Outcome, StepStats
-from beamline.serving.engine.pooled import RUN_TOKENS, Pooled, PooledEngine, PooledRequest
+from beamline.serving.engine.outputs import Output, Pooled
+from beamline.serving.engine.pooled import RUN_TOKENS, PooledEngine
+from beamline.serving.engine.request import Request, deliver
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
 
 NOTHING = File(file="none", sha256="")
@@ -58,18 +60,22 @@ class Bench:
             manifest(), self.backend, rows=rows, max_queue=max_queue, observe=self.stats.append, clock=lambda: self.now
         )
 
-    def submit(self, number: int, source: Sequence[int] = (1, 3), **more: float) -> PooledRequest:
-        def resolve(answer: Pooled | Exception) -> None:
+    def submit(self, number: int, source: Sequence[int] = (1, 3), **more: float) -> Request:
+        def take(answer: Output) -> None:
             assert number not in self.answers, "answered twice"
+            assert isinstance(answer, Pooled | Exception)
             self.answers[number] = answer
 
-        request = PooledRequest(tuple(source), resolve, **more)  # type: ignore[arg-type]
+        request = Request(tuple(source), on_output=take, **more)  # type: ignore[arg-type]
         self.engine.submit(request)
         return request
 
+    def step(self) -> None:
+        deliver(self.engine.step())
+
     def run(self) -> None:
         while self.engine.busy:
-            self.engine.step()
+            self.step()
 
     def mean(self, number: int) -> float:
         answer = self.answers[number]
@@ -124,7 +130,7 @@ def test_the_queue_has_an_end() -> None:
     bench.submit(1)
     with pytest.raises(Overloaded, match="queue of mood is full"):
         bench.submit(2)
-    bench.engine.step()
+    bench.step()
     bench.submit(3)
     bench.run()
     assert sorted(bench.answers) == [0, 1, 3]
@@ -150,7 +156,7 @@ def test_the_urgent_go_first() -> None:
     bench = Bench(rows=1)
     bench.submit(0, priority=3)
     bench.submit(1, priority=0)
-    bench.engine.step()
+    bench.step()
     assert list(bench.answers) == [1]
 
 
@@ -160,6 +166,6 @@ def test_draining_and_failing() -> None:
     bench.engine.drain()
     with pytest.raises(ShuttingDown):
         bench.submit(1)
-    bench.engine.fail_everything(ShuttingDown("gone"))
+    deliver(bench.engine.fail_everything(ShuttingDown("gone")))
     assert isinstance(bench.answers[0], ShuttingDown)
     assert not bench.engine.busy

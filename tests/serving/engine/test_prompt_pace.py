@@ -12,8 +12,11 @@ from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.contract.backend import PromptChunk, Shape
 from beamline.serving.engine.chunked_prefill import LARGEST_CHUNK, Pace
 from beamline.serving.engine.core import Engine
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Piece
 from beamline.serving.engine.plan import Plan
-from beamline.serving.engine.request import DecodingOptions, Piece, Request
+from beamline.serving.engine.request import Request
+from tests.support.engines import step
 
 STEP = 0.030
 PROMPT = 400
@@ -60,21 +63,22 @@ def gaps_beside_a_prompt(slowdown: float) -> list[float]:
     engine = Engine(backend.manifest, backend, plan, max_queue=10, prompt_slowdown=slowdown, clock=lambda: backend.now)
 
     def submit(length: int) -> list[float]:
-        told: list[float] = []
+        times: list[float] = []
 
-        def tell(piece: Piece) -> None:
-            told.append(backend.now)
+        def take(output: Output) -> None:
+            if isinstance(output, Piece):
+                times.append(backend.now)
 
         options = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=500)
-        engine.submit(Request((5,) * length, options, lambda answer: None, progress=tell))
-        return told
+        engine.submit(Request((5,) * length, options, take, streams=True))
+        return times
 
     running = submit(490)  # what the fake writes is as long as its prompt
     while len(running) < 5:
-        engine.step()
+        step(engine)
     late = submit(PROMPT)
     while not late:
-        engine.step()
+        step(engine)
     return [after - before for before, after in pairwise(running[4:])]
 
 

@@ -9,7 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from beamline.serving.engine.scheduler import Reason, Scheduler
+from beamline.serving.contract.stats import Outcome
+from beamline.serving.engine.admission import Admission
+from beamline.serving.engine.queue import WorkQueue
+from beamline.serving.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -21,84 +24,97 @@ class Job:
     priority: int = 1
 
 
+class Bench(Scheduler[Job]):
+    """The scheduler with its queue."""
+
+    def __init__(self, slots: int) -> None:
+        self.queue: WorkQueue[Job] = WorkQueue(Admission("tiny", slots, 10_000))
+        super().__init__(self.queue, slots)
+
+    def submit(self, job: Job) -> None:
+        self.queue.submit(job, job.submitted)
+
+
 def test_first_come_first_served() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    scheduler = Bench(slots=2)
     jobs = [Job(number) for number in range(4)]
     for job in jobs:
         scheduler.submit(job)
-    assert scheduler.next_in_line() == jobs[:2]
+    assert scheduler.admit() == jobs[:2]
     assert [scheduler.start(job) for job in jobs[:2]] == [0, 1]
-    assert scheduler.next_in_line() == []
+    assert scheduler.admit() == []
     assert scheduler.release(0) == 1
     assert scheduler.active == [jobs[1]]
-    assert scheduler.next_in_line() == [jobs[2]]
+    assert scheduler.admit() == [jobs[2]]
 
 
 def test_nobody_overtakes_one_who_does_not_fit() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=4)
+    scheduler = Bench(slots=4)
     for number in range(4):
         scheduler.submit(Job(number))
-    assert [job.id for job in scheduler.next_in_line(lambda job: job.id != 2)] == [0, 1]
-    assert scheduler.waiting == 2
+    assert [job.id for job in scheduler.admit(lambda job: job.id != 2)] == [0, 1]
+    assert scheduler.queue.waiting == 2
 
 
 def test_sweep_says_who_and_why() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    scheduler = Bench(slots=2)
     running, waiting, late = Job(1), Job(2), Job(3, deadline=5.0)
     scheduler.submit(running)
-    for job in scheduler.next_in_line():
+    for job in scheduler.admit():
         scheduler.start(job)
     scheduler.submit(waiting)
     scheduler.submit(late)
-    scheduler.cancel(1)
-    scheduler.cancel(2)
-    scheduler.cancel(99)
+    scheduler.queue.cancel(1)
+    scheduler.queue.cancel(2)
+    scheduler.queue.cancel(99)
     dropped = scheduler.sweep(now=5.0)
-    assert {(d.request.id, d.reason, d.slot) for d in dropped} == {
-        (1, Reason.CANCELLED, 0),
-        (2, Reason.CANCELLED, None),
-        (3, Reason.DEADLINE, None),
+    assert {(d.request.id, d.outcome, d.slot) for d in dropped} == {
+        (1, Outcome.CANCELLED, 0),
+        (2, Outcome.CANCELLED, None),
+        (3, Outcome.DEADLINE, None),
     }
-    assert scheduler.waiting == 0
+    assert scheduler.queue.waiting == 0
 
 
 def test_only_the_wait_for_a_slot_times_out() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=1)
+    scheduler = Bench(slots=1)
     running, waiting = Job(1, queue_deadline=5.0), Job(2, queue_deadline=5.0)
     scheduler.submit(running)
     scheduler.submit(waiting)
-    for job in scheduler.next_in_line():
+    for job in scheduler.admit():
         scheduler.start(job)
     assert scheduler.sweep(now=4.9) == []
-    assert [(d.request, d.reason, d.slot) for d in scheduler.sweep(now=5.0)] == [(waiting, Reason.QUEUE_TIMEOUT, None)]
+    assert [(d.request, d.outcome, d.slot) for d in scheduler.sweep(now=5.0)] == [
+        (waiting, Outcome.QUEUE_TIMEOUT, None)
+    ]
     assert scheduler.active == [running]
 
 
 def test_the_urgent_go_first() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    scheduler = Bench(slots=2)
     for number, priority in enumerate((3, 1, 0, 2)):
         scheduler.submit(Job(number, priority=priority))
-    assert [job.id for job in scheduler.next_in_line()] == [2, 1]
+    assert [job.id for job in scheduler.admit()] == [2, 1]
 
 
 def test_only_who_was_taken_in_line_can_start() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=1)
+    scheduler = Bench(slots=1)
     scheduler.submit(Job(1))
     with pytest.raises(ValueError, match="in preparation"):
         scheduler.start(Job(1))
 
 
 def test_a_slot_is_kept_for_whoever_is_prepared() -> None:
-    scheduler: Scheduler[Job] = Scheduler(slots=2)
+    scheduler = Bench(slots=2)
     for number in range(3):
         scheduler.submit(Job(number))
-    first, second = scheduler.next_in_line()
+    first, second = scheduler.admit()
     assert scheduler.start(second) == 0  # preparation may end in any order
-    assert scheduler.next_in_line() == []
-    scheduler.cancel(first.id)
-    assert [(d.request, d.slot, d.waited) for d in scheduler.sweep(0.0)] == [(first, None, False)]
+    assert scheduler.admit() == []
+    scheduler.queue.cancel(first.id)
+    assert [(d.request, d.slot) for d in scheduler.sweep(0.0)] == [(first, None)]
     assert not scheduler.is_preparing(first)
-    assert [job.id for job in scheduler.next_in_line()] == [2]
+    assert [job.id for job in scheduler.admit()] == [2]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -107,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.integers(1, 6))
     def begin(self, slots: int) -> None:
-        self.scheduler: Scheduler[Job] = Scheduler(slots)
+        self.scheduler = Bench(slots)
         self.now = 0.0
         self.submitted: list[Job] = []
         self.answered: dict[int, str] = {}
@@ -138,18 +154,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.scheduler.cancel(data.draw(st.sampled_from(self.submitted)).id)
+        self.scheduler.queue.cancel(data.draw(st.sampled_from(self.submitted)).id)
 
     @rule(seconds=st.floats(0, 2), budget=st.integers(1, 4), data=st.data())
     def step(self, seconds: float, budget: int, data: st.DataObject) -> None:
         self.now += seconds
         for dropped in self.scheduler.sweep(self.now):
-            self.answer(dropped.request, dropped.reason.value)
+            self.answer(dropped.request, dropped.outcome.value)
             if dropped.slot is not None:
                 assert self.expected_slots[dropped.slot] == dropped.request.id
                 self.free(dropped.slot)
         room = iter(range(budget))
-        for job in self.scheduler.next_in_line(lambda job: next(room, None) is not None):
+        for job in self.scheduler.admit(lambda job: next(room, None) is not None):
             self.admitted.append(job.id)
             self.preparing.append(job)
         self.preparing = [job for job in self.preparing if self.scheduler.is_preparing(job)]
@@ -173,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        inside = self.scheduler.waiting + self.scheduler.preparing + len(self.scheduler.active)
+        inside = self.scheduler.queue.waiting + len(self.scheduler.preparing) + len(self.scheduler.active)
         assert inside + len(self.answered) == len(self.submitted)
 
     @invariant()
@@ -181,7 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         assert [job.id for job in self.scheduler.active] == self.expected_slots
-        assert len(self.expected_slots) + self.scheduler.preparing <= self.scheduler.slots
+        assert len(self.expected_slots) + len(self.scheduler.preparing) <= self.scheduler.slots
 
     @invariant()
     def first_come_first_served(self) -> None:
@@ -194,11 +210,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for _ in range(len(self.submitted) + 1):
             for dropped in self.scheduler.sweep(self.now):
-                self.answer(dropped.request, dropped.reason.value)
+                self.answer(dropped.request, dropped.outcome.value)
                 if dropped.slot is not None:
                     self.free(dropped.slot)
             self.preparing = [job for job in self.preparing if self.scheduler.is_preparing(job)]
-            for job in [*self.preparing, *self.scheduler.next_in_line()]:
+            for job in [*self.preparing, *self.scheduler.admit()]:
                 self.scheduler.start(job)
                 self.expected_slots.append(job.id)
             for slot in reversed(range(len(self.expected_slots))):

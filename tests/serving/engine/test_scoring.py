@@ -7,33 +7,34 @@ import torch
 
 from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.request import DecodingOptions, Request
-from beamline.serving.engine.scoring import ScoringRequest
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Scores
+from beamline.serving.engine.request import Request, deliver
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, Overloaded, ShuttingDown
-from tests.support.engines import make_engine
+from tests.support.engines import make_engine, step
 from tests.support.harness import Harness
 from tests.support.lm_requests import prompt
 from tests.support.marian_shape import PAD, MarianShape
 from tests.support.tiny_lm import TinyModel
 
-Scores = tuple[float, ...] | Exception
 Question = tuple[tuple[int, ...] | None, tuple[int, ...], tuple[int, ...]]
 
 
 def scored(
     engine: Engine, requests: list[tuple[tuple[int, ...] | None, tuple[int, ...], tuple[int, ...]]]
-) -> list[Scores]:
-    answers: dict[int, Scores] = {}
+) -> list[tuple[float, ...]]:
+    answers: dict[int, Output] = {}
     for number, (source, target, labels) in enumerate(requests):
 
-        def resolve(answer: Scores, number: int = number) -> None:
+        def take(answer: Output, number: int = number) -> None:
             assert number not in answers, "answered twice"
             answers[number] = answer
 
-        engine.score(ScoringRequest(source, target, labels, resolve))
+        engine.submit(Request(source or (), on_output=take, target=target, labels=labels))
     while engine.busy:
-        engine.step()
-    return [answers[number] for number in range(len(requests))]
+        step(engine)
+    found = [answers[number] for number in range(len(requests))]
+    return [answer.log_probs for answer in found if isinstance(answer, Scores)]
 
 
 def test_texts_of_a_language_model(tiny_lm: TinyModel) -> None:
@@ -63,12 +64,12 @@ def test_one_text_at_a_time_while_others_decode(tiny_lm: TinyModel) -> None:
     harness = Harness(tiny_lm)
     options = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=40, min_length=41)
     harness.engine.submit(Request(prompt(5), options, lambda answer: None))
-    harness.engine.step()
-    answers: list[Scores] = []
+    harness.step()
+    answers: list[Output] = []
     for length in (5, 6, 7):
-        harness.engine.score(ScoringRequest(None, prompt(length)[:-1], prompt(length)[1:], answers.append))
+        harness.engine.submit(Request(target=prompt(length)[:-1], labels=prompt(length)[1:], on_output=answers.append))
     for number in (1, 2, 3):
-        harness.engine.step()
+        harness.step()
         assert len(answers) == number
         assert harness.stats[-1].active == 1
 
@@ -83,41 +84,41 @@ def test_what_can_go_wrong_with_a_text(tiny_lm: TinyModel, monkeypatch: pytest.M
         return score_batch(sources, targets, labels)  # type: ignore[arg-type]
 
     monkeypatch.setattr(harness.backend, "score_batch", picky)
-    good, bad, late, gone, over = list[Scores](), list[Scores](), list[Scores](), list[Scores](), list[Scores]()
-    harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), good.append))
-    harness.engine.score(ScoringRequest(None, (5, 13), (6, 7), bad.append))
-    harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), late.append, deadline=-1.0))
-    leaving = ScoringRequest(None, (5, 6), (6, 7), gone.append)
-    harness.engine.score(leaving)
+    good, bad, late, gone, over = list[Output](), list[Output](), list[Output](), list[Output](), list[Output]()
+    harness.engine.submit(Request(target=(5, 6), labels=(6, 7), on_output=good.append))
+    harness.engine.submit(Request(target=(5, 13), labels=(6, 7), on_output=bad.append))
+    harness.engine.submit(Request(target=(5, 6), labels=(6, 7), on_output=late.append, deadline=-1.0))
+    leaving = Request(target=(5, 6), labels=(6, 7), on_output=gone.append)
+    harness.engine.submit(leaving)
     harness.engine.cancel(leaving.id)
-    harness.engine.step()
-    assert [type(answer) for answer in (*good, *bad, *late, *gone)] == [tuple, ComputeError, DeadlinePassed, Cancelled]
+    harness.step()
+    assert [type(answer) for answer in (*good, *bad, *late, *gone)] == [Scores, ComputeError, DeadlinePassed, Cancelled]
     for _ in range(1000):
-        harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
+        harness.engine.submit(Request(target=(5, 6), labels=(6, 7), on_output=over.append))
     with pytest.raises(Overloaded, match=r"\(scoring\) is full \(1000 waiting\)"):
-        harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
+        harness.engine.submit(Request(target=(5, 6), labels=(6, 7), on_output=over.append))
     harness.engine.drain()
     with pytest.raises(ShuttingDown):
-        harness.engine.score(ScoringRequest(None, (5, 6), (6, 7), over.append))
-    harness.engine.fail_everything(ShuttingDown("over"))
+        harness.engine.submit(Request(target=(5, 6), labels=(6, 7), on_output=over.append))
+    deliver(harness.engine.fail_everything(ShuttingDown("over")))
     assert len(over) == 1000
     assert not harness.engine.busy
 
 
-def question(answers: list[Scores], **settings: object) -> ScoringRequest:
-    return ScoringRequest(None, (5, 6), (6, 7), answers.append, **settings)  # type: ignore[arg-type]
+def question(answers: list[Output], **settings: object) -> Request:
+    return Request(target=(5, 6), labels=(6, 7), on_output=answers.append, **settings)  # type: ignore[arg-type]
 
 
 def test_who_is_more_urgent_is_scored_first(tiny_lm: TinyModel) -> None:
     harness = Harness(tiny_lm)
     endless = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=40, min_length=41)
     harness.engine.submit(Request(prompt(5), endless, lambda answer: None))
-    patient, usual, urgent = list[Scores](), list[Scores](), list[Scores]()
+    patient, usual, urgent = list[Output](), list[Output](), list[Output]()
     for answers, priority in ((patient, 3), (usual, 1), (urgent, 0)):
-        harness.engine.score(question(answers, priority=priority))
+        harness.engine.submit(question(answers, priority=priority))
     seen = []
     for _ in range(3):  # beside somebody who decodes, one at every step
-        harness.engine.step()
+        harness.step()
         seen.append([len(answers) for answers in (urgent, usual, patient)])
     assert [stats.queued for stats in harness.stats[-3:]] == [2, 1, 0]
     assert seen == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -126,12 +127,12 @@ def test_who_is_more_urgent_is_scored_first(tiny_lm: TinyModel) -> None:
 
 def test_who_waits_too_long_to_be_scored_is_refused(tiny_lm: TinyModel) -> None:
     harness = Harness(tiny_lm)
-    late, patient = list[Scores](), list[Scores]()
-    harness.engine.score(question(late, queue_deadline=-1.0))
-    harness.engine.score(question(patient))
-    stats = harness.engine.step()
+    late, patient = list[Output](), list[Output]()
+    harness.engine.submit(question(late, queue_deadline=-1.0))
+    harness.engine.submit(question(patient))
+    harness.step()
     assert isinstance(late[0], Overloaded)
     assert "queue timeout" in str(late[0])
-    assert isinstance(patient[0], tuple)
-    assert [finished.outcome for finished in stats.finished] == [Outcome.QUEUE_TIMEOUT, Outcome.OK]
+    assert isinstance(patient[0], Scores)
+    assert [finished.outcome for finished in harness.stats[-1].finished] == [Outcome.QUEUE_TIMEOUT, Outcome.OK]
     assert not harness.engine.busy

@@ -9,7 +9,8 @@ import pytest
 
 from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.admission import Admission
-from beamline.serving.engine.scoring import Scoring, ScoringRequest
+from beamline.serving.engine.request import OutputCollector, Request
+from beamline.serving.engine.scoring import Scoring
 from beamline.serving.errors import Overloaded
 
 
@@ -31,15 +32,36 @@ class Device:
         return [np.zeros(len(each), np.float32) for each in labels]
 
 
-def text(deadline: float | None = None, length: int = 400) -> ScoringRequest:
+def text(deadline: float | None = None, length: int = 400) -> Request:
     """So long that a run has two of them."""
-    return ScoringRequest(None, (5,) * length, (6,) * length, lambda answer: None, deadline)
+    return Request(target=(5,) * length, labels=(6,) * length, deadline=deadline)
 
 
-def scoring(early_refusal: bool = True) -> tuple[Scoring, Clock, list[Finished]]:
-    clock, finished = Clock(), list[Finished]()
-    admission = Admission("m (scoring)", 1, 6, early_refusal)
-    return Scoring(Device(clock), clock, admission, finished.append), clock, finished  # type: ignore[arg-type]
+class Bench:
+    def __init__(self, early_refusal: bool = True) -> None:
+        self.clock = Clock()
+        self.finished: list[Finished] = []
+        self._outputs = OutputCollector(self.clock)
+        admission = Admission("m (scoring)", 1, 6, early_refusal)
+        device: Any = Device(self.clock)
+        self._scoring = Scoring(device, admission, self._outputs, self.clock)
+
+    def submit(self, request: Request) -> None:
+        request.submitted = self.clock.now
+        self._scoring.queue.submit(request, self.clock.now)
+
+    def advance(self, others_wait: bool) -> None:
+        self._scoring.advance(others_wait)
+        self.finished += self._outputs.take()[1]
+
+    @property
+    def waiting(self) -> int:
+        return self._scoring.queue.waiting
+
+
+def scoring(early_refusal: bool = True) -> tuple[Bench, Clock, list[Finished]]:
+    bench = Bench(early_refusal)
+    return bench, bench.clock, bench.finished
 
 
 def test_a_deadline_that_would_pass_in_the_queue_is_refused_at_once() -> None:
@@ -75,7 +97,7 @@ def test_a_deadline_that_passes_in_the_queue() -> None:
     clock.now += 4
     queue.advance(others_wait=True)
     assert [each.outcome for each in finished] == [Outcome.DEADLINE]
-    assert len(queue) == 0
+    assert queue.waiting == 0
 
 
 def test_what_waits_beside_a_running_batch_counts_its_steps() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason, Hypothesis
 from tests.support.engines import decode, make_engine, results
 from tests.support.marian_shape import BAD, MAX_LENGTH, PAD, VOCABULARY, MarianShape
 from tests.support.ties import same_or_tie

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from beamline.converters.modules.search import Edits, best_candidates, force, log_probabilities, next_beams
-from beamline.serving.engine.request import DecodingOptions, FinishReason, Hypothesis
-from beamline.serving.engine.search.beam_search import Search, StepView
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import FinishReason, Hypothesis
+from beamline.serving.engine.search.beam_search import BeamSearch, StepView
 
 WORDS = 24
 START = 0
@@ -140,7 +141,7 @@ def problems(draw: st.DrawFn) -> tuple[Table, DecodingOptions, int]:
 @given(problems())
 def test_the_same_as_the_plain_algorithm(problem: tuple[Table, DecodingOptions, int]) -> None:
     table, options, beams = problem
-    search = Search(options, START, table.eos_ids)
+    search = BeamSearch(options, START, table.eos_ids)
     device = Device(table, options, beams)
     while not search.done:
         search.advance(device.step(search.forced_token()))
@@ -168,7 +169,7 @@ def test_compaction_keeps_every_living_beams_past(problem: tuple[Table, Decoding
     """A cache of tokens instead of keys: after any compaction, the entries that live are exactly the beams' words."""
     table, options, beams = problem
     chance = random.Random(seed)
-    search = Search(options, START, table.eos_ids)
+    search = BeamSearch(options, START, table.eos_ids)
     device = Device(table, options, beams)
     cache: list[int] = []
     while not search.done:
@@ -193,7 +194,7 @@ def test_compaction_keeps_every_living_beams_past(problem: tuple[Table, Decoding
 @given(problems(), st.integers(0, 12))
 def test_time_over_gives_whole_sequences(problem: tuple[Table, DecodingOptions, int], steps: int) -> None:
     table, options, beams = problem
-    search = Search(options, START, table.eos_ids)
+    search = BeamSearch(options, START, table.eos_ids)
     device = Device(table, options, beams)
     for _ in range(steps):
         if not search.done:

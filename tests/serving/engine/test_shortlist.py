@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Result
+from beamline.serving.engine.request import Request
 from tests.serving.engine.test_engine import BEAM, GREEDY, LONG, assert_same, crowd
 from tests.serving.engine.test_few_bits import lost_only_one
 from tests.serving.engine.test_search_exact import CASES, Case, compare, hugging_face, sources
-from tests.support.engines import decode, make_engine, results
+from tests.support.engines import decode, make_engine, results, step
 from tests.support.few_bits import in_few_bits
 from tests.support.marian_shape import EOS, MAX_LENGTH, VOCABULARY, MarianShape
 from tests.support.shortlists import ALL, EVERYWHERE, FEW, lexicon, shortlisted_engine, with_lexicon
@@ -129,10 +131,10 @@ def test_rows_are_gathered_when_the_batch_changes_and_not_at_each_step(restricte
     for source, options in [(many, replace(LONG, max_length=12, min_length=11)), (many[:3], LONG)]:
         engine.submit(Request(tuple(source), options, answers.append))
     while not answers:
-        engine.step()
+        step(engine)
     assert shortlist.gathered == before + 1  # for both, however many steps
     while engine.busy:
-        engine.step()
+        step(engine)
     assert shortlist.gathered == before + 2  # the one with many words has gone
     results(decode(engine, [(many[:2], BEAM)]))
     assert shortlist.gathered == before + 2  # its words were there already

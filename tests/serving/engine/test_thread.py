@@ -9,7 +9,9 @@ import weakref
 import pytest
 
 from beamline.serving.engine.core import Engine
-from beamline.serving.engine.request import DecodingOptions, Request, Result
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.outputs import Output, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import ShuttingDown
 from beamline.serving.models.engines import FakeSettings, fake_engine
@@ -21,10 +23,10 @@ def engine() -> Engine:
     return fake_engine(FakeSettings(slots=2), lambda stats: None)
 
 
-def ask(target: Engine, length: int) -> queue.SimpleQueue[Result | Exception]:
-    answers: queue.SimpleQueue[Result | Exception] = queue.SimpleQueue()
+def ask(target: Engine, length: int) -> queue.SimpleQueue[Output]:
+    answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
     options = DecodingOptions(beam_size=1, num_hypotheses=1, max_length=length + 2)
-    target.submit(Request((*[7] * length, 2), options, answers.put))
+    target.submit(Request((*[7] * length, 2), options, lambda answer: answers.put(answer)))
     return answers
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.contract.manifest import DecodingDefaults
-from beamline.serving.engine.request import DecodingOptions
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.options import decoding_options

@@ -159,6 +159,6 @@ def test_the_server_needs_no_torch() -> None:
     code = (
         "import sys, beamline.serving.text.tokenizer; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from beamline.serving.engine.core import Engine
 from beamline.serving.engine.plan import Plan
 from beamline.serving.models.loader import Observe, real_makers
 from beamline.serving.server import Server
-from tests.serving.doubles import EngineDouble, connected, running, started
+from tests.serving.doubles import EngineDouble, connected, eventually, running, started
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])
 
@@ -168,6 +169,36 @@ async def test_beyond_the_queue_everybody_is_refused_at_once_and_told_when_to_co
     assert {answer.translations[0].hypotheses[0].text for answer in answers} == {"a"}
 
 
+async def test_a_burst_beyond_what_grpc_itself_would_hold_is_answered_call_by_call() -> None:
+    """All of it arrives while the event loop does something else, so that it waits inside gRPC's library, whose own
+    limits (1,000, and 3,000) would drop calls as CANCELLED."""
+    queue, count = 6, 2000
+    over = threading.Semaphore(0)  # as often as a call was answered
+    async with gated(1, queue) as (server, gate, _):
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = beamline_pb2_grpc.InferenceStub(channel)
+            first = stub.Translate.future(ONE)
+            await asyncio.to_thread(gate.waits.wait, 60)
+            calls = [stub.Translate.future(ONE) for _ in range(count)]  # no turn of the loop in between
+            for call in calls:
+                call.add_done_callback(lambda _: over.release())
+            assert await asyncio.to_thread(lambda: all(over.acquire(timeout=60) for _ in range(count - queue)))
+            gate.open()
+            codes = Counter([await asyncio.to_thread(call.code) for call in (first, *calls)])
+            assert codes == {grpc.StatusCode.OK: 1 + queue, grpc.StatusCode.RESOURCE_EXHAUSTED: count - queue}
+            refused = [call for call in calls if call.code() is not grpc.StatusCode.OK]
+            hints = [int(dict(call.trailing_metadata())["grpc-retry-pushback-ms"]) for call in refused]
+        assert min(hints) >= 1
+        sample, method = server.metrics.registry.get_sample_value, "/beamline.v1.Inference/Translate"
+        counted = [("OK", 1 + queue), ("RESOURCE_EXHAUSTED", count - queue)]
+        await eventually(
+            lambda: all(
+                sample("beamline_calls_total", {"method": method, "code": code}) == found for code, found in counted
+            )
+        )
+        assert sample("beamline_refused_total", {"reason": "overloaded"}) == count - queue
+
+
 async def test_who_waits_longer_than_it_wants_to_is_refused() -> None:
     async with gated(slots=1, queue=8) as (server, gate, engine), connected(server) as stub:
         calls = await fill(stub, gate, 1)
@@ -175,7 +206,7 @@ async def test_who_waits_longer_than_it_wants_to_is_refused() -> None:
         metrics = server.metrics.registry
         waiting = asyncio.ensure_future(refusal(impatient))
         patient = asyncio.ensure_future(stub.Translate(ONE))
-        while engine._inbox.waiting < 2:
+        while engine._queue.waiting < 2:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.002)  # its millisecond is over then
         gate.open()

@@ -5,7 +5,8 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
-from beamline.serving.engine.request import Request, Result
+from beamline.serving.engine.outputs import Result
+from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError
 from tests.serving.doubles import EngineDouble, connected, echo, eventually, ids, running
 

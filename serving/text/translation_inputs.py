@@ -1,0 +1,148 @@
+"""The inputs of a Translate call as requests to the engine: split into sentences where wanted, each within the model's
+limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.config import TextLimits
+from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.request import Request
+from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.inputs import InputReader
+from beamline.serving.text.model_card import ModelCard, Tokenizer
+from beamline.serving.text.options import bounded_by_source, decoding_options
+from beamline.serving.text.splitting import Layout, split
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInput:
+    requests: tuple[Request, ...]
+    layout: Layout | None = None  # where the text was split: how the parts' translations are joined
+
+
+class TranslationReader:
+    """Pure and synchronous: it may run on any thread."""
+
+    def __init__(self, card: ModelCard, source: Tokenizer, target: Tokenizer, limits: TextLimits) -> None:
+        self._card = card
+        self._source = source
+        self._target = target
+        self._limits = limits
+        self._inputs = InputReader(card.name, "translate", limits)
+
+    def read(self, request: pb.TranslateRequest) -> list[PreparedInput]:
+        self._check_language("source_language", request.source_language, self._card.source_languages)
+        self._check_language("target_language", request.target_language, self._card.target_languages)
+        self._inputs.check_count(len(request.inputs))
+        asked = request.options
+        self._inputs.check_size("options.target_prefix", asked.target_prefix)
+        options = decoding_options(asked, self._card, self._target)
+        prepared = [
+            self._bounded(self._read_input(f"inputs[{index}]", item, options, asked.split_sentences), asked)
+            for index, item in enumerate(request.inputs)
+        ]
+        self._check_count(sum(len(item.requests) for item in prepared))
+        return prepared
+
+    def _bounded(self, prepared: PreparedInput, asked: pb.DecodingOptions) -> PreparedInput:
+        defaults = self._card.defaults
+        if not defaults.max_length_factor or asked.HasField("max_length"):
+            return prepared
+        for request in prepared.requests:
+            if request.options is not None:
+                request.options = bounded_by_source(request.options, defaults, request.source_length)
+        return prepared
+
+    def _check_language(self, field: str, asked: str, known: Sequence[str]) -> None:
+        if not asked or asked in known:
+            return
+        if not known:
+            raise InvalidRequest(
+                f"{field} is {asked[:40]!r}, but model {self._card.name} has no choice of languages: leave it empty"
+            )
+        raise InvalidRequest(f"{field} is {asked[:40]!r}; model {self._card.name} knows {', '.join(known)}")
+
+    def _check_count(self, sequences: int) -> None:
+        """A text of nothing but full stops has as many parts as letters."""
+        limit = self._limits.max_sequences
+        if sequences > limit:
+            raise InvalidRequest(
+                f"the call was split into {sequences} parts; at most {limit} are allowed: send it in several calls"
+            )
+
+    def _read_input(self, where: str, item: pb.Input, options: DecodingOptions, split_sentences: bool) -> PreparedInput:
+        if self._card.feature_width:
+            return PreparedInput((Request(options=options, features=self._features(where, item)),))
+        is_text = item.WhichOneof("kind") == "text"
+        if is_text and split_sentences:
+            return self._read_parts(where, self._inputs.text(f"{where}.text", item.text), options)
+        ids = self._inputs.read(where, item, self._source, self._card.vocabulary.source_size, "source vocabulary")
+        return self._whole(f"{where}.text" if is_text else f"{where}.token_ids", ids, options, can_split=is_text)
+
+    def _features(self, where: str, item: pb.Input) -> NDArray[np.float32]:
+        """[rows, columns], as a model that reads no text wants them."""
+        width, limit = self._card.feature_width, self._card.limits.max_source_length
+        if item.WhichOneof("kind") != "features":
+            raise InvalidRequest(
+                f"{where} has no features, but model {self._card.name} reads nothing else: "
+                f"give 1 to {limit} rows of {width} columns"
+            )
+        rows, columns, count = item.features.rows, item.features.columns, len(item.features.values)
+        if columns != width:
+            raise InvalidRequest(f"{where}.features has {columns} columns; this model reads {width}")
+        if not 1 <= rows <= limit:
+            raise InvalidRequest(f"{where}.features has {rows} rows; this model reads 1 to {limit}")
+        if count != rows * columns:
+            raise InvalidRequest(
+                f"{where}.features has {count} values; {rows} rows of {columns} columns are {rows * columns}"
+            )
+        values = np.array(item.features.values, np.float32)
+        broken = np.flatnonzero(~np.isfinite(values))
+        if broken.size:
+            row, column = divmod(int(broken[0]), columns)
+            raise InvalidRequest(
+                f"{where}.features has {values[broken[0]]} in row {row}, column {column}; values must be finite"
+            )
+        return values.reshape(rows, columns)
+
+    def _whole(
+        self, where: str, ids: Sequence[int], options: DecodingOptions, can_split: bool = False
+    ) -> PreparedInput:
+        limit = self._card.limits.max_source_length
+        if len(ids) > limit:
+            hint = "; set options.split_sentences to have it split, or send shorter texts" if can_split else ""
+            raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {limit}{hint}")
+        if not ids:
+            raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")
+        return PreparedInput((Request(tuple(ids), options),))
+
+    def _read_parts(self, where: str, text: str, options: DecodingOptions) -> PreparedInput:
+        layout, ids = split(text, self._source, self._card.limits.max_source_length)
+        if len(ids) > 1:
+            self._check_joinable(where, len(ids), options)
+        # The translation begins with the prefix, not each of its sentences.
+        later = replace(options, prefix=())
+        requests = [
+            self._whole(f"{where}.text, part {index + 1},", part_ids, later if index else options).requests[0]
+            for index, part_ids in enumerate(ids)
+        ]
+        return PreparedInput(tuple(requests), layout)
+
+    def _check_joinable(self, where: str, parts: int, options: DecodingOptions) -> None:
+        """What has no meaning for a text that is put together from the translations of its parts."""
+        if options.num_hypotheses > 1:
+            raise InvalidRequest(
+                f"num_hypotheses is {options.num_hypotheses}, but {where}.text was split into {parts} parts, "
+                "of which only the best translations are joined: it must be 1, or split_sentences off"
+            )
+        if options.return_alignment:
+            raise InvalidRequest(
+                f"return_alignment needs a text of one part, but {where}.text was split into {parts}: "
+                "leave it off, or split_sentences"
+            )
