@@ -1,4 +1,4 @@
-"""The server: a model repository, an engine that batches and searches, and the doors to it."""
+"""The server: a model repository, an engine that batches and searches, and the APIs to it."""
 
 import os
 

@@ -20,7 +20,7 @@
         ├── UnsupportedCheckpoint   with every reason at once
         └── ParityFailure           the exported graphs disagree with PyTorch
 
-How each becomes a gRPC status stands in `serving/api/grpc/statuses.py`, and nowhere else.
+The status that a client gets for each stands in `serving/api/status.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ModelUnavailable(RequestError):
 class Overloaded(RequestError):
     def __init__(self, sentence: str, retry_after: float | None = None) -> None:
         super().__init__(sentence)
-        self.retry_after = retry_after  # seconds; None where nobody can say
+        self.retry_after = retry_after  # seconds; None where it is not known
 
 
 class Unimplemented(RequestError):

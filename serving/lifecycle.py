@@ -1,7 +1,8 @@
-"""Is the server loading, ready or draining, and how many calls are inside: one answer for all doors.
+"""The phase of the server (loading, ready, draining) and the count of running calls, for all APIs.
 
-Ready means that it can answer somebody: it takes calls, and at least one model is served. A server whose last model was
-unloaded still takes calls (each is told why, and a load brings it back), but nobody should be sent to it.
+Ready means that the server takes calls and serves at least one model. A server whose last model was unloaded still
+takes calls, which fail with the reason, and may load a model again; but it reports that it is not ready, so that load
+balancers send calls elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Phase(StrEnum):
 
 
 class Lifecycle:
-    """Belongs to the event loop: none of it may be called from another thread."""
+    """Not thread-safe: it belongs to the event loop."""
 
     def __init__(self, serves_a_model: Callable[[], bool] = lambda: True) -> None:
         self._phase = Phase.LOADING
@@ -39,8 +40,8 @@ class Lifecycle:
     def phase(self, phase: Phase) -> None:
         self._phase = phase
         if phase is Phase.DRAINING:
-            for patience in self._arriving:
-                patience.reschedule(0)  # long ago: that is, now
+            for timeout in self._arriving:
+                timeout.reschedule(0)  # in the past: it expires now
 
     @property
     def ready(self) -> bool:
@@ -48,12 +49,13 @@ class Lifecycle:
 
     @property
     def describe(self) -> str:
-        """In a word or two, for probes."""
+        """The phase in a word or two, for health checks."""
         return self.phase.value if self.ready or self.phase is not Phase.READY else "no model is served"
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around every call that needs an engine. A call that is inside when the drain begins is finished."""
+        """Around every call that needs an engine. Raises `ShuttingDown` if the server takes no calls; a call that runs
+        when the drain begins is finished."""
         if self.phase is not Phase.READY:
             raise self._refusal()
         self._calls += 1
@@ -67,17 +69,17 @@ class Lifecycle:
 
     @asynccontextmanager
     async def arriving(self) -> AsyncIterator[None]:
-        """Around what comes before a call, such as reading its body, which may never end. A drain gives it up at once:
-        the call would be refused anyway."""
+        """Around reading a call's body, which may never end. A drain cancels it at once with `ShuttingDown`: the call
+        would be refused anyway."""
         if self.phase is Phase.DRAINING:
             raise self._refusal()
         try:
-            async with asyncio.timeout(None) as patience:
-                self._arriving.add(patience)
+            async with asyncio.timeout(None) as timeout:
+                self._arriving.add(timeout)
                 try:
                     yield
                 finally:
-                    self._arriving.discard(patience)
+                    self._arriving.discard(timeout)
         except TimeoutError:
             raise self._refusal() from None
 
@@ -85,5 +87,5 @@ class Lifecycle:
         return ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
 
     async def idle(self) -> None:
-        """Returns when no call is inside."""
+        """Returns when no call is running."""
         await self._idle.wait()

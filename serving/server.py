@@ -1,4 +1,4 @@
-"""The composition root: a `ServeConfig` becomes a server that answers, and that can be drained."""
+"""The composition root: builds a server from a `ServeConfig`, starts, drains and stops it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from beamline.serving.api.grpc.server import GrpcServer
-from beamline.serving.api.grpc.servicer import InferenceServicer
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http.app import build_app, build_gateway
+from beamline.serving.api.http.app import gateway_app, operations_app
 from beamline.serving.api.http.server import HttpServer
+from beamline.serving.api.inference import Inference
+from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import ModelError
 from beamline.serving.lifecycle import Lifecycle, Phase
@@ -28,7 +29,7 @@ _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
 
 class Server:
-    """Construct it inside the event loop that shall run it."""
+    """Must be constructed inside the event loop that runs it."""
 
     def __init__(self, config: ServeConfig, makers: EngineMakers | None = None) -> None:
         self.config = config
@@ -61,7 +62,7 @@ class Server:
         return None if self._gateway is None else _address(self.config.host, self._gateway.port)
 
     async def start(self) -> None:
-        """Returns when every model is loaded and calls are answered. HTTP answers earlier: probes ask it."""
+        """Returns when every model is loaded and calls are answered. HTTP answers earlier, for health checks."""
         try:
             await self._start()
         except BaseException:
@@ -76,16 +77,16 @@ class Server:
         self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
         if config.http_port is not None:
             self._gateway = HttpServer(config.host, config.http_port, tls)
-        operators = build_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
-        await self._metrics_http.start(operators)
+        operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
+        await self._metrics_http.start(operations)
         makers = self._makers or real_makers(config)
         models = self._models
         models.called = self.metrics.triton.call
         self._driver = makers.thread()
         self._driver.start()
+        inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
-            servicer = InferenceServicer(models, self.lifecycle)
-            app = build_gateway(servicer, models, self.lifecycle, guard, config.max_message_bytes)
+            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
             await self._gateway.start(app)
         self.manager = manager = ModelManager(
             config.repository,
@@ -100,12 +101,12 @@ class Server:
         if watcher is None:
             models.check_default()
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(models, manager, self.lifecycle, self.metrics)
+        await self._grpc.start(inference, OpenInferenceServicer(models, manager, self.lifecycle, guard), manager)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 
     def _watcher(self, manager: ModelManager) -> Watcher | None:
-        """Made before the models are loaded: a change meanwhile is one that it sees."""
+        """Made before the models are loaded, so that it notices changes that are made meanwhile."""
         config = self.config
         if config.repository is None or config.watch_seconds is None:
             return None
@@ -115,8 +116,8 @@ class Server:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
     async def drain(self) -> bool:
-        """Refuses new calls, finishes those that are inside, and sends their answers. False where `drain_seconds` were
-        not enough; then `stop` cuts off what is left."""
+        """Refuses new calls, finishes the running ones, and sends their responses. False if `drain_seconds` were not
+        enough; then `stop` cancels what is left."""
         self._overdue = not await self._drain()
         return not self._overdue
 
@@ -128,10 +129,10 @@ class Server:
         try:
             async with asyncio.timeout(seconds):
                 if self._grpc is not None:
-                    await self._grpc.refuse()
+                    await self._grpc.report_not_serving()
                 await self.lifecycle.idle()
                 if self._driver is not None:
-                    # What callers gave up may still hold slots.
+                    # Sequences of cancelled calls may still hold slots.
                     remaining = None if ends is None else max(0.0, ends - time.monotonic())
                     if not await asyncio.to_thread(self._driver.drain, remaining):
                         return False
@@ -142,7 +143,7 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """At once: calls that are still inside are cancelled. After a whole `drain` there are none."""
+        """Cancels calls that are still running; after a `drain` in time there are none."""
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
         if self._grpc is not None:
@@ -157,7 +158,7 @@ class Server:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _http(self) -> list[HttpServer]:
-        """The operators' last: it says how the others are."""
+        """The one with metrics and health last: it reports on the drain of the others."""
         return [http for http in (self._gateway, self._metrics_http) if http is not None]
 
     def _stop_watching(self) -> None:

@@ -1,1 +1,1 @@
-"""Every way in: gRPC, HTTP and the open inference protocol, and the guard before them all."""
+"""The APIs: gRPC, HTTP and the open inference protocol, and the guard that every call passes."""

@@ -1,4 +1,13 @@
-"""What every call passes, whichever door it comes through: who is it, may it, is there room, how did it go."""
+"""What every call passes, whichever API it comes by: credentials, the limit per client, counts, the access log.
+
+The guard knows no API. An API calls it with the method's name and the call's headers (gRPC's metadata, HTTP's headers):
+
+    with guard.record(method, headers) as record:           # around everything, refusals too
+        client = guard.authenticate(method, headers)        # before anything else of the call is read
+        with guard.admit(method, headers, record) as call:  # around the work
+            ...
+    status = guard.failure(error, method, request_id)       # where any of it raised
+"""
 
 from __future__ import annotations
 
@@ -10,9 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import grpc
-
-from beamline.serving.api.grpc.statuses import Status, status_of
+from beamline.serving.api.status import Status, StatusCode, first_failure, status_of
 from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
 from beamline.serving.security.access import Access, scope_of
 from beamline.serving.security.limits import ClientLimit
@@ -21,14 +28,15 @@ from beamline.serving.telemetry.logs import ACCESS
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import Tracing
 
-log = logging.getLogger(ACCESS)
+log = logging.getLogger(__name__)
+access_log = logging.getLogger(ACCESS)
 
 
 @dataclass(slots=True)
-class Outcome:
-    """Set by the door when it knows."""
+class CallRecord:
+    """What is counted and logged of a call. The API sets the client when it is known, and the code if it isn't OK."""
 
-    code: grpc.StatusCode = grpc.StatusCode.OK
+    code: StatusCode = StatusCode.OK
     client: str | None = None
     span: Any = None
 
@@ -41,14 +49,15 @@ class Guard:
         self._tracing = tracing
 
     def authenticate(self, method: str, headers: Mapping[str, str]) -> Client:
-        """Before anything else of a call is looked at. Raises `Unauthenticated` or `Forbidden`."""
+        """Raises `Unauthenticated` or `Forbidden`."""
         return self._access.check(scope_of(method), headers.get("authorization"))
 
     @contextmanager
-    def admit(self, method: str, headers: Mapping[str, str], outcome: Outcome) -> Iterator[Call]:
-        """Around the work of a call, in a task of its own. Raises what a call is refused with."""
-        client = outcome.client or "unknown"
-        call = call_of(headers, client, partial(self._tracing.sequences, outcome.span))
+    def admit(self, method: str, headers: Mapping[str, str], record: CallRecord) -> Iterator[Call]:
+        """Makes the call the current one of this task, which must be the call's own. Raises `Overloaded` where the
+        client has too many calls, and `InvalidRequest` for headers with wrong values."""
+        client = record.client or "unknown"
+        call = call_of(headers, client, partial(self._tracing.sequences, record.span))
         enter(call)
         if scope_of(method) is None:
             yield call
@@ -57,36 +66,42 @@ class Guard:
             yield call
 
     @contextmanager
-    def record(self, method: str, headers: Mapping[str, str]) -> Iterator[Outcome]:
-        """Around everything, refusals too: counts the call and writes its line into the log."""
+    def record(self, method: str, headers: Mapping[str, str]) -> Iterator[CallRecord]:
+        """Counts, traces and logs the call when it is over."""
         started = time.monotonic()
-        outcome = Outcome(span=self._tracing.call(method, headers))
+        record = CallRecord(span=self._tracing.call(method, headers))
         try:
-            yield outcome
+            yield record
         finally:
-            self._tracing.finish(outcome.span, outcome.code.name, headers[REQUEST_ID])
+            self._tracing.finish(record.span, record.code.name, headers[REQUEST_ID])
             seconds = time.monotonic() - started
-            self._metrics.calls.labels(method, outcome.code.name).inc()
+            self._metrics.calls.labels(method, record.code.name).inc()
             self._metrics.call_seconds.labels(method).observe(seconds)
-            _log_call(method, outcome, seconds, headers[REQUEST_ID])
+            _log_call(method, record, seconds, headers[REQUEST_ID])
+
+    def failure(self, error: Exception, method: str, request_id: str) -> Status:
+        """The status of a call that failed. Counts a refusal, and logs an error that is the server's own."""
+        status = status_of(error, request_id)
+        if status.refusal is not None:
+            self.count_refusal(status.refusal)
+        if status.code is StatusCode.INTERNAL:
+            log.error("%s failed (request id %s)", method, request_id, exc_info=first_failure(error))
+        return status
 
     def count_refusal(self, reason: str) -> None:
-        """Where a door refuses by itself, without an error of ours."""
+        """For what an API refuses without an exception of ours."""
         self._metrics.refused.labels(reason).inc()
 
-    def status_of(self, error: Exception, method: str, headers: Mapping[str, str]) -> Status:
-        return status_of(error, method, headers[REQUEST_ID], self._metrics)
 
-
-def _log_call(method: str, outcome: Outcome, seconds: float, request_id: str) -> None:
-    if not log.isEnabledFor(logging.INFO):
+def _log_call(method: str, record: CallRecord, seconds: float, request_id: str) -> None:
+    if not access_log.isEnabledFor(logging.INFO):
         return
     milliseconds = round(1000 * seconds, 1)
-    fields = {"method": method, "code": outcome.code.name, "milliseconds": milliseconds, "client": outcome.client}
-    log.info(
+    fields = {"method": method, "code": record.code.name, "milliseconds": milliseconds, "client": record.client}
+    access_log.info(
         "%s %s in %s ms",
         method,
-        outcome.code.name,
+        record.code.name,
         milliseconds,
         extra={"request_id": request_id, "fields": fields},
     )

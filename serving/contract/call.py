@@ -1,4 +1,4 @@
-"""What travels with a call besides its message: who calls, how urgent it is, and the id that every log line carries.
+"""What travels with a call besides its message: the client, its priority, and the id that every log line has.
 
     x-request-id                  letters, digits and ._- (at most 64); made up where it is missing or not that
     x-beamline-priority           0 (most urgent) to 3; 1 where it is missing
@@ -24,7 +24,7 @@ QUEUE_TIMEOUT = "x-beamline-queue-timeout-ms"
 LOWEST_PRIORITY = 3
 DEFAULT_PRIORITY = 1
 _MOST_MILLISECONDS = 24 * 3600 * 1000
-_SOUND_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -41,12 +41,12 @@ class Call:
     client: str = "-"
     priority: int = DEFAULT_PRIORITY
     queue_timeout: float | None = None  # seconds
-    # Told of the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
+    # Called with the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
     report: Callable[[Sequences], None] = _nothing
 
 
-_NOBODY = Call()
-_current: ContextVar[Call] = ContextVar("call", default=_NOBODY)
+_NO_CALL = Call()
+_current: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
 
 
 def current_call() -> Call:
@@ -60,13 +60,13 @@ def enter(call: Call) -> None:
 
 
 def with_request_id(headers: Mapping[str, str]) -> dict[str, str]:
-    """With a sound id where there was none. The first thing that a door does."""
+    """The headers with a valid request id, made up if there was none. Every API begins with it."""
     given = headers.get(REQUEST_ID, "")
-    return {**headers, REQUEST_ID: given if _SOUND_ID.fullmatch(given) else uuid.uuid4().hex[:16]}
+    return {**headers, REQUEST_ID: given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex[:16]}
 
 
 def call_of(headers: Mapping[str, str], client: str, report: Callable[[Sequences], None] = _nothing) -> Call:
-    """Raises `InvalidRequest` for an urgency or a timeout that makes no sense."""
+    """Raises `InvalidRequest` for a priority or a timeout out of range."""
     milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
     priority = header_number(headers, PRIORITY, 0, LOWEST_PRIORITY)
     return Call(

@@ -1,4 +1,5 @@
-"""Which method needs which scope. What is not listed needs the strongest one, so nothing new is open by accident."""
+"""Which method needs which scope, and if a token has it. A method that is not listed needs the scope `admin`, so a
+new one is never open by accident."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 from beamline.serving.errors import Forbidden, Unauthenticated
 from beamline.serving.security.tokens import Client, Scope, TokenFile
 
-# Whoever decides whether we live asks without credentials.
+# Health checks of orchestrators and load balancers come without credentials.
 _OPEN_SERVICES = ("grpc.health.v1.Health",)
 
 _INFER_SERVICES = (
@@ -17,7 +18,7 @@ _INFER_SERVICES = (
     "grpc.reflection.v1alpha.ServerReflection",
 )
 
-# Of the services above, what changes the server rather than asks it.
+# The methods of the services above that change the server.
 _ADMIN_METHODS = frozenset(
     {
         "RepositoryModelLoad",
@@ -35,7 +36,7 @@ _SCHEME = "bearer "
 
 
 def scope_of(method: str) -> Scope | None:
-    """Of a method as gRPC names it, `/package.Service/Method`. None: open to everybody."""
+    """`method` is its name in gRPC, `/package.Service/Method`. None: it needs no token."""
     service, _, name = method.removeprefix("/").partition("/")
     if service in _OPEN_SERVICES:
         return None
@@ -43,14 +44,11 @@ def scope_of(method: str) -> Scope | None:
 
 
 class Access:
-    """Without a token file everybody may do everything: the network, or client certificates, keep strangers out."""
+    """Without a token file every client may call everything: the network, or client certificates, must protect the
+    server."""
 
     def __init__(self, tokens: Path | None) -> None:
         self._tokens = None if tokens is None else TokenFile(tokens)
-
-    @property
-    def restricted(self) -> bool:
-        return self._tokens is not None
 
     def check(self, scope: Scope | None, authorization: str | None) -> Client:
         """`authorization` is the header of that name. Raises `Unauthenticated` or `Forbidden`."""

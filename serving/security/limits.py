@@ -1,4 +1,4 @@
-"""How many calls one client may have inside at once."""
+"""The limit of concurrent calls per client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from beamline.serving.errors import Overloaded
 
 
 class ClientLimit:
-    """Belongs to the event loop. Forgets clients that have no call inside, so strangers can't make it grow."""
+    """Not thread-safe: it belongs to the event loop. Clients without a running call are forgotten, so that its memory
+    is bounded."""
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-        self._inside: Counter[str] = Counter()
+    def __init__(self, max_calls: int | None) -> None:
+        self._max_calls = max_calls
+        self._running: Counter[str] = Counter()
 
     @contextmanager
     def call(self, client: str) -> Iterator[None]:
-        if self._most is not None and self._inside[client] >= self._most:
+        if self._max_calls is not None and self._running[client] >= self._max_calls:
             raise Overloaded(
-                f"you have {self._most} calls running here, the most that one client may have: wait for an answer"
+                f"you have {self._max_calls} calls running here, the most that one client may have: wait for an answer"
             )
-        self._inside[client] += 1
+        self._running[client] += 1
         try:
             yield
         finally:
-            self._inside[client] -= 1
-            if not self._inside[client]:
-                del self._inside[client]
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS for both doors. New certificates on disk are used from the next handshake on."""
+"""TLS and mutual TLS for gRPC and HTTP. New certificates on disk are used from the next handshake on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 import grpc
 
 from beamline.serving.errors import BeamlineError
-from beamline.serving.security.files import Reloaded
+from beamline.serving.security.reloaded_files import ReloadedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class _Loaded:
 class ServerTls:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._for_grpc = Reloaded(files.paths(), lambda: _load(files))
-        self._for_http = Reloaded(files.paths(), lambda: _load(files))
+        self._for_grpc = ReloadedFiles(files.paths(), lambda: _load(files))
+        self._for_http = ReloadedFiles(files.paths(), lambda: _load(files))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        def newer() -> grpc.ServerCertificateConfiguration | None:  # grpc asks at every handshake
+        def newer() -> grpc.ServerCertificateConfiguration | None:  # called by grpc at every handshake
             loaded, changed = self._for_grpc.get_changed()
             return loaded.configuration if changed else None
 
         return grpc.dynamic_ssl_server_credentials(
             self._for_grpc.get().configuration,
-            cast(Callable[[], grpc.ServerCertificateConfiguration], newer),  # None: nothing new
+            cast(Callable[[], grpc.ServerCertificateConfiguration], newer),  # None: unchanged
             require_client_authentication=self._files.client_ca is not None,
         )
 

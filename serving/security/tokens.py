@@ -1,4 +1,4 @@
-"""Bearer tokens: a TOML file of names, scopes and hashes. The tokens themselves are nowhere on the server.
+"""Bearer tokens: a TOML file of names, scopes and hashes. The server never stores a token itself.
 
     [[token]]
     name = "ci"
@@ -26,7 +26,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from beamline.serving.errors import BeamlineError, Unauthenticated
-from beamline.serving.security.files import Reloaded
+from beamline.serving.security.reloaded_files import ReloadedFiles
 
 
 class Scope(StrEnum):
@@ -36,7 +36,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who calls. Without tokens, everybody is the same and may do everything."""
+    """An authenticated client. On a server without tokens, clients have no names and every scope."""
 
     name: str | None = None
     scopes: frozenset[Scope] = frozenset(Scope)
@@ -79,7 +79,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
 
 class TokenFile:
     def __init__(self, path: Path, now: Callable[[], float] = time.time) -> None:
-        self._entries = Reloaded([path], lambda: read_tokens(path))
+        self._entries = ReloadedFiles([path], lambda: read_tokens(path))
         self._now = now
 
     def client_of(self, token: str) -> Client:

@@ -1,1 +1,1 @@
-"""What an operator sees: metrics, logs, traces."""
+"""Metrics, logs and traces, for operators."""

@@ -1,4 +1,4 @@
-"""What the server says on standard error: lines for people, or JSON for machines. Either has the request's id."""
+"""The log on standard error, as plain text or as JSON. Every line has the id of its request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from beamline.serving.contract.call import current_call
 
-ACCESS = "beamline.access"  # one line a call
+ACCESS = "beamline.access"  # the logger of the access log: one line per call
 
 
 class LogFormat(StrEnum):
@@ -29,7 +29,7 @@ def configure(form: LogFormat, level: str, access: bool) -> None:
 
 
 def request_id_in(record: logging.LogRecord) -> str | None:
-    """The one that the line names, or that of the call in whose task it was written."""
+    """The id that the record was given, or that of the call in whose task it was logged."""
     found: str = getattr(record, "request_id", None) or current_call().request_id
     return None if found == "-" else found
 
@@ -42,7 +42,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line. `fields` given as `extra` become keys of their own."""
+    """One object per line. `fields` given as `extra` become keys of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Every metric of the server, declared once. Prometheus is one consumer of the engine's `StepStats`.
+"""Every metric of the server, declared once. They are fed by the engine's `StepStats`, and by the guard of the APIs.
 
 Labels come only from what is loaded and from our own enumerations, never from a request: a client can't make
 the number of time series grow.
@@ -23,7 +23,7 @@ _BEAMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """For the table in docs/metrics.md. `name` is what a query asks for."""
+    """A row of the table in docs/metrics.md. `name` is the one that queries use."""
 
     name: str
     kind: str
@@ -52,8 +52,8 @@ class Metrics:
             declare(name, "histogram", labels, text)
             return Histogram(f"beamline_{name}", text, labels, buckets=buckets, registry=registry)
 
-        # Calls, as the doors see them.
-        self.calls = counter("calls", "Calls that were answered or refused, through either door.", "method", "code")
+        # Calls, as the APIs see them.
+        self.calls = counter("calls", "Calls that were answered or refused, by any API.", "method", "code")
         self.call_seconds = histogram("call_seconds", "From a call to its answer.", _LATENCY, "method")
         self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
 
@@ -81,7 +81,7 @@ class Metrics:
         self.step_seconds = histogram("step_seconds", "One step of the engine.", _STEP, "model")
         self.decode_seconds = histogram("decode_seconds", "The decoder's part of a step.", _STEP, "model")
         self.encode_seconds = histogram(
-            "encode_seconds", "The encoder's part of a step that admitted somebody.", _STEP, "model"
+            "encode_seconds", "The encoder's part of a step that admitted requests.", _STEP, "model"
         )
         self.batch_occupancy = histogram("batch_occupancy", "Share of the slots that a step used.", _OCCUPANCY, "model")
         self.beam_width = histogram("beam_width", "Beams per request of a decoding step.", _BEAMS, "model")
@@ -89,8 +89,8 @@ class Metrics:
         self.relayouts = counter("cache_relayouts", "Changes of the cache bucket.", "model")
         self.compactions = counter("cache_compactions", "Compactions of dead branches.", "model")
 
-        declare("build_info", "gauge", ("version",), "What runs.")
-        Info("beamline_build", "What runs.", registry=registry).info({"version": beamline_version()})
+        declare("build_info", "gauge", ("version",), "The version of the server.")
+        Info("beamline_build", "The version of the server.", registry=registry).info({"version": beamline_version()})
 
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
@@ -111,7 +111,7 @@ class Metrics:
 
 
 class _StepObserver:
-    """Children are bound once: looking labels up costs more than counting."""
+    """Looks the labels up once: that costs more than counting."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._requests = {outcome: metrics.requests.labels(model, outcome.value) for outcome in Outcome}

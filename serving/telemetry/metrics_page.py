@@ -21,7 +21,7 @@ _TRITON = """
 ## Triton's names
 
 For dashboards that were made for Triton: names and labels are exactly its own, and times are sums of microseconds. Here
-a request is a call, whatever its door, and an inference is one sequence of it. Queue and infer are added up over
+a request is a call, by any API, and an inference is one sequence of it. Queue and infer are added up over
 sequences, input and output over calls; the host's part of the steps is in infer.
 
 """

@@ -1,4 +1,4 @@
-"""What a served version has done since it was loaded: the numbers behind the open inference door's ModelStatistics."""
+"""Totals of a served version since it was loaded: what ModelStatistics of the open inference API returns."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Totals:
     failure: Total = Total()
     cancelled: Total = Total()
     queue: Total = Total()  # from submission to a slot
-    reading: Total = Total()  # the host's work before a call's requests are submitted ...
-    compute: Total = Total()  # from the slot to the answer
-    writing: Total = Total()  # ... and behind their answers, of answered calls
+    reading: Total = Total()  # the host's work before a call's requests are submitted, of answered calls
+    compute: Total = Total()  # from the slot to the result
+    writing: Total = Total()  # the host's work after their results, of answered calls
     last_request: float = 0.0  # seconds since the epoch
     batches: dict[int, Total] = field(default_factory=dict)  # by size: steps, and the time they took
 
 
 class Statistics:
-    """Fed on the engine's thread and on the event loop, read on any."""
+    """Thread-safe: it is fed by the engine's thread and by the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Statistics:
 
     def observe(self, step: StepStats) -> None:
         with self._lock:
-            if step.active:  # who only reads is done when it is encoded
+            if step.active:  # a model that classifies or embeds has no decoder
                 seconds = step.decode_seconds if step.beam_width else step.encode_seconds
                 self._batches[step.active] = self._batches.get(step.active, Total()).plus(seconds)
             totals = self._totals
@@ -64,7 +64,7 @@ class Statistics:
             self._totals = totals
 
     def host_worked(self, reading: float, writing: float, requests: int) -> None:
-        """For one call, in seconds."""
+        """Adds the seconds that the host worked for one call."""
         with self._lock:
             self._totals = replace(
                 self._totals,

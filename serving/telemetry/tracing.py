@@ -1,7 +1,8 @@
-"""OpenTelemetry traces, where OTEL_EXPORTER_OTLP_ENDPOINT is set; otherwise nothing is imported and nothing is done.
+"""OpenTelemetry traces, if OTEL_EXPORTER_OTLP_ENDPOINT is set; otherwise OpenTelemetry is not even imported.
 
-A call is a span, in the caller's trace if it sends `traceparent`; below it are its sequences' waits, encodings and
-decodings. Everything else (service name, headers, sampling) is set by OpenTelemetry's own environment variables.
+A call is a span, in the client's trace if it sends `traceparent`. Its children are the times that its sequences spent
+in queue, encoder and decoder. Everything else (service name, headers, sampling) is set by OpenTelemetry's own
+environment variables.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from beamline.serving.errors import BeamlineError
 from beamline.version import beamline_version, install_hint
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_MOST_SEQUENCES = 16  # of one call; a book's thousand sentences would only hide each other
+_MAX_SEQUENCES = 16  # of one call that have spans; a long document has thousands of sentences
 
 
 class Tracing:
-    """Off."""
+    """Does nothing: for servers without an endpoint for traces."""
 
     def call(self, method: str, headers: Mapping[str, str]) -> Any:
         return None
@@ -57,7 +58,7 @@ class OpenTelemetry(Tracing):
     def sequences(self, span: Any, finished: Sequences) -> None:
         parent = self._trace.set_span_in_context(span)
         offset = time.time() - time.monotonic()
-        for ended, queue, encode, decode in finished[:_MOST_SEQUENCES]:
+        for ended, queue, encode, decode in finished[:_MAX_SEQUENCES]:
             moment = ended + offset - queue - encode - decode
             for name, seconds in (("queue", queue), ("encode", encode), ("decode", decode)):
                 part = self._tracer.start_span(name, parent, start_time=int(1e9 * moment))
@@ -65,7 +66,7 @@ class OpenTelemetry(Tracing):
                 part.end(int(1e9 * moment))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the spans that were not sent yet."""
         self._provider.shutdown()
 
 

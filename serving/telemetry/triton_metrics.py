@@ -1,7 +1,7 @@
-"""The metrics that Triton's dashboards ask for, under their exact names.
+"""The metrics of Triton's dashboards, under their exact names.
 
 prometheus_client adds `_total` to every counter, so these are counted and written here. A *request* is one call,
-whatever its door; an *inference* is one sequence of it, as a batch's element is for Triton.
+by any API; an *inference* is one sequence of it, as a batch's element is for Triton.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Triton(Enum):
     SUCCESS = Family("nv_inference_request_success", "counter", "Calls that were answered.")
     FAILURE = Family("nv_inference_request_failure", "counter", "Calls that failed or were given up.")
     COUNT = Family("nv_inference_count", "counter", "Sequences that were answered.")
-    EXECUTIONS = Family("nv_inference_exec_count", "counter", "Steps, each a batch of whoever was active.")
+    EXECUTIONS = Family("nv_inference_exec_count", "counter", "Steps, each a batch of the active sequences.")
     REQUEST_US = Family("nv_inference_request_duration_us", "counter", "From a call to its answer, of answered calls.")
     QUEUE_US = Family("nv_inference_queue_duration_us", "counter", "Sequences' time in the queue.")
     INPUT_US = Family(
@@ -49,14 +49,14 @@ class Triton(Enum):
 
 
 class TritonMetrics:
-    """Fed by engines' threads and by the event loop."""
+    """Thread-safe: it is fed by engines' threads and by the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._values: dict[tuple[str, str], dict[Triton, float]] = defaultdict(lambda: dict.fromkeys(Triton, 0.0))
 
     def declare(self, model: str, version: str) -> None:
-        """From now on it is listed, with zeros."""
+        """Lists the model from now on, with zeros."""
         with self._lock:
             self._values[model, version]
 
@@ -68,7 +68,7 @@ class TritonMetrics:
                 values[Triton.REQUEST_US] += 1e6 * seconds
 
     def host_worked(self, model: str, version: str, reading: float, writing: float) -> None:
-        """For one call, in seconds."""
+        """Adds the seconds that the host worked for one call."""
         with self._lock:
             values = self._values[model, version]
             values[Triton.INPUT_US] += 1e6 * reading

@@ -1,4 +1,4 @@
-"""The second door of a real server says what the first one says."""
+"""The open inference API of a real server returns what `beamline.v1` returns."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from beamline.serving.api.http.gateway import PATHS
+from beamline.serving.api.http.endpoints import ENDPOINTS
 from beamline.serving.security.access import scope_of
 from beamline.serving.security.tokens import Scope
 from tests.serving.security.test_every_rpc import reflected
@@ -124,16 +124,17 @@ class Target:
     async def send_json(self, seed: int, count: int) -> None:
         fuzz = Fuzz(seed, self.corpus)
         takers = {method.request.name for method in self.methods}
-        paths = [path for path in PATHS if path.request.name in takers]
+        endpoints = [each for each in ENDPOINTS if each.unary.request.DESCRIPTOR.name in takers]
         async with httpx.AsyncClient(base_url=f"http://{self.server.http}", timeout=HANG) as client:
             for _ in range(count):
-                path = fuzz.random.choice(paths)
-                body = json_format.MessageToJson(fuzz.request(path.request)).encode()
+                endpoint = fuzz.random.choice(endpoints)
+                descriptor: Any = endpoint.unary.request.DESCRIPTOR
+                body = json_format.MessageToJson(fuzz.request(descriptor)).encode()
                 if fuzz.random.random() < 0.5:
                     body = fuzz.spoiled(body)
                 stream = {"accept": "text/event-stream"} if fuzz.random.random() < 0.3 else {}
-                answer = await client.post(path.path, content=body, headers=stream)
-                assert answer.status_code in (200, 400, 404, 413, 429, 501, 503), (path, body, answer.text)
+                answer = await client.post(endpoint.path, content=body, headers=stream)
+                assert answer.status_code in (200, 400, 404, 413, 429, 501, 503), (endpoint, body, answer.text)
                 assert "Traceback" not in answer.text
 
 
@@ -145,7 +146,7 @@ def fuzzed(folder: Path, corpus: Sequence[Message], *arguments: str) -> Iterator
         asyncio.run(target.send_corpus())
         yield target
         asyncio.run(target.send_corpus())
-        eventually(lambda: server.metrics()("beamline_active_slots") == 0, "nobody is left")
+        eventually(lambda: server.metrics()("beamline_active_slots") == 0, "no slot is in use")
     assert "Traceback" not in (folder / "log.txt").read_text()
 
 

@@ -1,1 +1,1 @@
-"""The gRPC door: `beamline.v1`, health and reflection."""
+"""The gRPC API: `beamline.v1`, health and reflection."""

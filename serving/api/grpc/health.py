@@ -1,6 +1,6 @@
 """`grpc.health.v1`: for the server as a whole (the empty name), for each service, and for each model, by its name or
-by `name/version`. The server and its services are SERVING while at least one model is. NOT_FOUND is only for names that
-nobody knows: a model that failed to load or was unloaded is NOT_SERVING, and so is a version that it had before."""
+by `name/version`. The server and its services are SERVING while at least one model is. NOT_FOUND is only for
+unknown names: a model that failed to load or was unloaded is NOT_SERVING, and so is a version that it had before."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from beamline.protos import beamline_pb2 as pb
+from beamline.serving.api import inference
+from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.models.manager import ModelManager, State
 
-OPEN_INFERENCE = "inference.GRPCInferenceService"  # as the world knows it
-INFERENCE = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_SERVICES = (health.OVERALL_HEALTH, INFERENCE, OPEN_INFERENCE)
+_SERVICES = (health.OVERALL_HEALTH, inference.SERVICE, open_inference.SERVICE)
 
-_library: Any = health  # whose stubs don't know of asyncio
+_library: Any = health  # its type stubs lack the asyncio part
 _Status = health_pb2.HealthCheckResponse
 
 
 class _Servicer(_library.aio.HealthServicer):  # type: ignore[misc]
-    """The library can't forget a service; one that is gone is unknown."""
+    """The library can't remove a service. One that was removed has the status SERVICE_UNKNOWN, and is answered as
+    an unknown one."""
 
     async def Check(self, request: Any, context: Any) -> Any:
         answer = await super().Check(request, context)
@@ -46,16 +46,16 @@ class Health:
         await follow()
 
     async def end(self) -> None:
-        """Nothing is served from now on, whatever is said later."""
+        """Everything is NOT_SERVING from now on, whatever models change later."""
         await self._servicer.enter_graceful_shutdown()
 
     async def _follow(self, manager: ModelManager) -> None:
         ready: dict[str, bool] = {}
-        for line in manager.index():
-            serving = line.state is State.READY
-            ready[line.name] = ready.get(line.name, False) or serving
-            if line.version:
-                ready[f"{line.name}/{line.version}"] = serving
+        for listed in manager.index():
+            serving = listed.state is State.READY
+            ready[listed.name] = ready.get(listed.name, False) or serving
+            if listed.version:
+                ready[f"{listed.name}/{listed.version}"] = serving
         anything = any(ready.values())
         for name in self._models - set(ready):
             if name.partition("/")[0] in ready:

@@ -8,28 +8,26 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from beamline.protos import beamline_pb2, beamline_pb2_grpc
-from beamline.serving.api.grpc.health import INFERENCE, OPEN_INFERENCE, Health
-from beamline.serving.api.grpc.interceptors import GuardInterceptor
-from beamline.serving.api.grpc.servicer import InferenceServicer
+from beamline.protos import beamline_pb2
+from beamline.serving.api.grpc import inference_service
+from beamline.serving.api.grpc.health import Health
+from beamline.serving.api.grpc.interceptor import GuardInterceptor
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.open_inference import service as open_inference
+from beamline.serving.api.inference import SERVICE, Inference
+from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.errors import BeamlineError
-from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
-from beamline.serving.models.registry import Models
 from beamline.serving.security.tls import ServerTls
-from beamline.serving.telemetry.metrics import Metrics
 
-_STOP_GRACE_SECONDS = 1.0  # for answers that are on their way out; the calls themselves are over by then
+_STOP_GRACE_SECONDS = 1.0  # for responses that are being sent; the calls themselves are over by then
 
-# Calls that have arrived, but that the event loop has not taken yet, wait inside gRPC's own library. By default it
+# Calls that have arrived, but that the event loop has not accepted yet, wait inside gRPC's own library. By default it
 # drops more and more of them beyond 1,000, all beyond 3,000, and those that it has kept for 30 seconds: as CANCELLED,
-# without a hint when to come back, and before any code of ours could count them. The queues that refuse are the
-# engines'; what waits here is only on its way there, and the limit is for memory's sake alone (13 KiB each).
-_MOST_ARRIVING = 100_000
-_ARRIVING_SECONDS = 24 * 3600  # a caller's own deadline is what ends its wait
+# without a hint when to try again, and before any code of ours could count them. The queues that refuse calls
+# are the engines'; what waits here has yet to reach them, and the limit only bounds memory (13 KiB each).
+_MAX_PENDING = 100_000
+_PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
 
 
 class GrpcServer:
@@ -43,9 +41,9 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
-                ("grpc.server.max_pending_requests", _MOST_ARRIVING),
-                ("grpc.server.max_pending_requests_hard_limit", _MOST_ARRIVING),
-                ("grpc.server_max_unrequested_time_in_server", _ARRIVING_SECONDS),
+                ("grpc.server.max_pending_requests", _MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+                ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
             ],
         )
         self._health = Health()
@@ -59,21 +57,22 @@ class GrpcServer:
         except RuntimeError as error:
             raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
 
-    async def start(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
-        servicer = InferenceServicer(models, lifecycle)
-        beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
+    async def start(
+        self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager
+    ) -> None:
+        inference_service.add_to(self._server, inference)
+        open_inference.add_to(self._server, open_inference_servicer)
         self._health.add_to(self._server)
-        open_inference.add_to(self._server, OpenInferenceServicer(models, manager, lifecycle, metrics))
         reflection.enable_server_reflection(
-            (INFERENCE, OPEN_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME),
+            (SERVICE, open_inference.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME),
             self._server,
             open_inference.reflection_pool(beamline_pb2, health_pb2, reflection_pb2),
         )
         await self._health.begin(manager)
         await self._server.start()
 
-    async def refuse(self) -> None:
-        """Says to those who ask for its health that new calls should go elsewhere."""
+    async def report_not_serving(self) -> None:
+        """To health checks, so that load balancers send new calls elsewhere."""
         await self._health.end()
 
     async def stop(self, at_once: bool) -> None:

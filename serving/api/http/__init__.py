@@ -1,1 +1,1 @@
-"""The HTTP door: metrics and health."""
+"""The HTTP API: the JSON gateway, metrics, health, and web pages."""

@@ -1,4 +1,4 @@
-"""What the HTTP ports answer: one for operators (metrics, health), one for callers (gateway, description, a page)."""
+"""The two HTTP applications: metrics and health for operators; gateway, OpenAPI and web pages for clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http.gateway import Gateway, no_such_address, refusal
+from beamline.serving.api.http import gateway
+from beamline.serving.api.http.errors import error_response, routing_error
 from beamline.serving.api.http.openapi import openapi
-from beamline.serving.contract.call import with_request_id
+from beamline.serving.api.inference import SERVICE, Inference
+from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.errors import RequestError
 from beamline.serving.lifecycle import Lifecycle
@@ -30,11 +32,11 @@ _PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_LIST_MODELS = "/beamline.v1.Inference/ListModels"  # no gRPC method, but as open as those
+_LIST_MODELS = f"/{SERVICE}/ListModels"  # no gRPC method, but it needs the scope of those
 
 
-def build_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None = None) -> Starlette:
-    """For operators. With a guard, the metrics want a token."""
+def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None = None) -> Starlette:
+    """For operators. With a guard, the metrics need a token."""
 
     async def show_metrics(request: Request) -> Response:
         if guard is not None and (refused := _refused(guard, _LIST_MODELS, request)) is not None:
@@ -44,8 +46,10 @@ def build_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None = None
     return Starlette(routes=[Route("/metrics", show_metrics), *_health(lifecycle)])
 
 
-def build_gateway(servicer: Any, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int) -> Starlette:
-    """For callers."""
+def gateway_app(
+    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+) -> Starlette:
+    """For clients."""
 
     async def list_models(request: Request) -> Response:
         if (refused := _refused(guard, _LIST_MODELS, request)) is not None:
@@ -57,14 +61,14 @@ def build_gateway(servicer: Any, models: Models, lifecycle: Lifecycle, guard: Gu
 
     return Starlette(
         routes=[
-            *Gateway(servicer, lifecycle, guard, max_body_bytes).routes(),
+            *gateway.routes(inference, lifecycle, guard, max_body_bytes),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             Route("/docs", _page("docs.html")),
             Route("/", _page("try.html")),
             *_health(lifecycle),
         ],
-        exception_handlers={HTTPException: no_such_address},
+        exception_handlers={HTTPException: routing_error},
     )
 
 
@@ -85,7 +89,8 @@ def _refused(guard: Guard, method: str, request: Request) -> Response | None:
     try:
         guard.authenticate(method, headers)
     except RequestError as error:
-        return refusal(guard.status_of(error, request.url.path, headers), headers)
+        request_id = headers[REQUEST_ID]
+        return error_response(guard.failure(error, request.url.path, request_id), request_id)
     return None
 
 

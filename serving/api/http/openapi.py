@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
 
-from beamline.serving.api.http.gateway import PATHS, SERVICE, TIMEOUT, Path
+from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
 from beamline.serving.contract.call import PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
 from beamline.version import beamline_version
 
@@ -28,7 +29,7 @@ _SCALARS: dict[int, dict[str, Any]] = {
 
 def openapi() -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": _error_schema()}
-    paths = {path.path: {"post": _operation(path, schemas)} for path in PATHS}
+    paths = {endpoint.path: {"post": _operation(endpoint, schemas)} for endpoint in ENDPOINTS}
     return {
         "openapi": "3.1.0",
         "info": {"title": "beamline", "version": beamline_version()},
@@ -53,18 +54,17 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _operation(path: Path, schemas: dict[str, Any]) -> dict[str, Any]:
-    once = SERVICE.methods_by_name[path.once]
-    content = {"application/json": {"schema": _message(once.output_type, schemas)}}
-    if path.stream is not None:
-        events = _message(SERVICE.methods_by_name[path.stream].output_type, schemas)
+def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _schema(endpoint.unary.response, schemas)}}
+    if endpoint.stream is not None:
+        events = _schema(endpoint.stream.response, schemas)
         content["text/event-stream"] = {"schema": {"description": "each event's data is", **events}}
     return {
-        "operationId": path.once,
+        "operationId": endpoint.unary.name,
         "parameters": [_header(name) for name in (REQUEST_ID, PRIORITY, QUEUE_TIMEOUT, TIMEOUT)],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": _message(path.request, schemas)}},
+            "content": {"application/json": {"schema": _schema(endpoint.unary.request, schemas)}},
         },
         "responses": {
             "200": {"description": "OK", "content": content},
@@ -81,9 +81,14 @@ def _header(name: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
+def _schema(kind: type[Message], schemas: dict[str, Any]) -> dict[str, Any]:
+    descriptor: Any = kind.DESCRIPTOR
+    return _message(descriptor, schemas)
+
+
 def _message(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     if message.name not in schemas:
-        schemas[message.name] = {}  # before its fields, which may come back to it
+        schemas[message.name] = {}  # before its fields, which may be of this type
         fields: Iterable[FieldDescriptor] = message.fields
         properties = {field.name: _field(field, schemas) for field in fields}
         schemas[message.name] = {"type": "object", "additionalProperties": False, "properties": properties}

@@ -1,4 +1,4 @@
-"""uvicorn inside our own event loop. Signals stay ours: a drain has to come before the end."""
+"""The HTTP server: uvicorn in the event loop of the whole server, which handles signals itself: it drains first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.applications import Starlette
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
-_HEED_SECONDS = 1.0  # for requests to notice that their connection is closed, and then that they are cancelled
-_TURN_SECONDS = 0.1
+_GRACE_SECONDS = 1.0  # for requests to notice that their connection is closed, and then that they are cancelled
+_POLL_SECONDS = 0.1
 
 
 class _Uvicorn(uvicorn.Server):
@@ -31,7 +31,7 @@ class _Uvicorn(uvicorn.Server):
         self.listening.set()
 
     def disconnect(self) -> None:
-        """Everybody, with what was not sent yet."""
+        """All connections at once; what was not sent yet is lost."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
@@ -68,13 +68,13 @@ class HttpServer:
         await self._uvicorn.listening.wait()
 
     async def finish(self) -> None:
-        """Takes no new connections, and returns when all answers are sent, however long their readers take."""
+        """Takes no new connections, and returns when all responses are sent, however slow their readers are."""
         if self._uvicorn is not None and self._task is not None:
             self._uvicorn.should_exit = True
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """At once: connections are closed, whatever they are at, and their requests cancelled."""
+        """Closes all connections at once, and cancels their requests."""
         if self._uvicorn is not None and self._task is not None:
             await self._stop(self._uvicorn, self._task)
         self._socket.close()
@@ -82,13 +82,13 @@ class HttpServer:
     async def _stop(self, uvicorn: _Uvicorn, serving: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         uvicorn.should_exit = uvicorn.force_exit = True
-        heed = loop.time() + _HEED_SECONDS
-        while True:  # until uvicorn's next turn, which ends it, somebody may still connect
+        grace_ends = loop.time() + _GRACE_SECONDS
+        while True:  # clients may still connect until uvicorn polls `should_exit`
             uvicorn.disconnect()
-            _, busy = await asyncio.wait({serving, *uvicorn.server_state.tasks}, timeout=_TURN_SECONDS)
-            if not (busy or uvicorn.server_state.connections) or loop.time() >= heed:
+            _, busy = await asyncio.wait({serving, *uvicorn.server_state.tasks}, timeout=_POLL_SECONDS)
+            if not (busy or uvicorn.server_state.connections) or loop.time() >= grace_ends:
                 break
         for task in busy:
             task.cancel()
         if busy:
-            await asyncio.wait(busy, timeout=_HEED_SECONDS)
+            await asyncio.wait(busy, timeout=_GRACE_SECONDS)

@@ -1,1 +1,1 @@
-"""The open inference door: KServe's protocol version 2 with Triton's extensions, over the same models."""
+"""The open inference API: KServe's protocol version 2 with Triton's extensions, over the same models."""

@@ -1,21 +1,16 @@
-"""What the server says of its models: metadata, configuration, statistics, index."""
+"""Descriptions of a served model: metadata, configuration, statistics."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 
-from google.protobuf import json_format
-
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.open_inference.infer import SCORE, TEXT, TOKEN_IDS
+from beamline.serving.api.open_inference.messages import SCORE, TEXT, TOKEN_IDS
 from beamline.serving.api.open_inference.pooled import EMBEDDING, LABEL, PROBABILITY, outputs
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.engine.pooled import PooledEngine
-from beamline.serving.errors import InvalidRequest
 from beamline.serving.models.loader import ServedEngine, ServedModel
-from beamline.serving.models.manager import Listed, State
-from beamline.serving.models.settings import Versions
 from beamline.serving.telemetry.statistics import Total
 
 PLATFORM = "beamline"
@@ -24,7 +19,7 @@ EXTENSIONS = ("model_configuration", "model_repository", "statistics", "paramete
 # Name, datatype, shape; -1 is any size. A request has one of the inputs.
 _Tensor = tuple[str, str, tuple[int, ...]]
 _INPUTS: tuple[_Tensor, ...] = ((TEXT, "BYTES", (-1,)), (TOKEN_IDS, "INT64", (-1, -1)))
-_WRITTEN: tuple[_Tensor, ...] = (
+_TEXT_OUTPUTS: tuple[_Tensor, ...] = (
     (TEXT, "BYTES", (-1, -1)),
     (SCORE, "FP32", (-1, -1)),
     (TOKEN_IDS, "INT64", (-1, -1, -1)),  # only where asked for
@@ -44,7 +39,8 @@ def metadata(model: ServedModel, versions: Iterable[int]) -> oip.ModelMetadataRe
 
 
 def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
-    """max_batch_size is 0: requests are put together by the server, whatever their shapes."""
+    """max_batch_size is 0, as Triton writes it for a model without a batch axis: the server batches sequences of any
+    shapes itself."""
     return oip.ModelConfig(
         name=model.manifest.name,
         platform=PLATFORM,
@@ -58,7 +54,9 @@ def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
             oip.ModelOutput(name=name, data_type=_CONFIG_TYPES[datatype], dims=shape)
             for name, datatype, shape in _outputs(model)
         ],
-        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in _facts(model.engine).items()},
+        parameters={
+            name: oip.ModelParameter(string_value=str(value)) for name, value in _parameters(model.engine).items()
+        },
         model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
     )
 
@@ -66,7 +64,7 @@ def config(model: ServedModel, versions: Iterable[int]) -> oip.ModelConfig:
 def _outputs(model: ServedModel) -> Sequence[_Tensor]:
     manifest = model.manifest
     if not isinstance(manifest, PooledManifest):
-        return _WRITTEN
+        return _TEXT_OUTPUTS
     tensors: dict[str, _Tensor] = {
         LABEL: (LABEL, "BYTES", (-1, -1)),
         PROBABILITY: (PROBABILITY, "FP32", (-1, -1)),
@@ -75,18 +73,18 @@ def _outputs(model: ServedModel) -> Sequence[_Tensor]:
     return [tensors[name] for name in outputs(manifest).known]
 
 
-def _facts(engine: ServedEngine | PooledEngine) -> dict[str, object]:
+def _parameters(engine: ServedEngine | PooledEngine) -> dict[str, object]:
     if isinstance(engine, PooledEngine):
-        reads = engine.manifest
+        pooled = engine.manifest
         return {
-            "task": reads.task,
-            "family": reads.family,
+            "task": pooled.task,
+            "family": pooled.family,
             "slots": engine.rows,
-            "max_source_length": reads.max_source_length,
-            "vocabulary": reads.vocabulary_size,
-            "labels": json.dumps(reads.labels, ensure_ascii=False),
-            "poolings": ",".join(reads.poolings),
-            "normalize": json.dumps(reads.normalize),
+            "max_source_length": pooled.max_source_length,
+            "vocabulary": pooled.vocabulary_size,
+            "labels": json.dumps(pooled.labels, ensure_ascii=False),
+            "poolings": ",".join(pooled.poolings),
+            "normalize": json.dumps(pooled.normalize),
         }
     manifest = engine.manifest
     return {
@@ -103,9 +101,9 @@ def _facts(engine: ServedEngine | PooledEngine) -> dict[str, object]:
 
 
 def statistics(model: ServedModel) -> oip.ModelStatistics:
-    """A request is one text. `compute_input` is the host's work before the engine has it, `queue` the wait for a slot,
-    `compute_infer` from there to the answer, and `compute_output` the host's work behind it; `success` is their sum.
-    Executions are steps, and a batch is what was in one."""
+    """A request is one text. `compute_input` is the host's work before the engine, `queue` the wait for a slot,
+    `compute_infer` the time from there to the result, and `compute_output` the host's work after it; `success` is their
+    sum. An execution is a step; its batch is the sequences that took part in it."""
     totals = model.statistics.totals()
     host = totals.reading.seconds + totals.writing.seconds
     return oip.ModelStatistics(
@@ -131,57 +129,3 @@ def statistics(model: ServedModel) -> oip.ModelStatistics:
 
 def _duration(total: Total) -> oip.StatisticDuration:
     return oip.StatisticDuration(count=total.count, ns=round(total.seconds * 1e9))
-
-
-def index(lines: Iterable[Listed], only_ready: bool) -> oip.RepositoryIndexResponse:
-    return oip.RepositoryIndexResponse(
-        models=[
-            oip.RepositoryIndexResponse.ModelIndex(
-                name=line.name, version=line.version, state=line.state.value, reason=line.reason
-            )
-            for line in lines
-            if line.state is State.READY or not only_ready
-        ]
-    )
-
-
-def asked_versions(request: oip.RepositoryModelLoadRequest) -> Versions | None:
-    """Of Triton's load parameters we know `config`, and of a configuration its version policy. None: as the model's
-    serving.toml says."""
-    unknown = sorted(set(request.parameters) - {"config"})
-    if unknown:
-        raise InvalidRequest(
-            f"parameter {unknown[0][:40]!r} is not known; a load knows `config`. Models come from the repository only"
-        )
-    if "config" not in request.parameters:
-        return None
-    try:
-        content = json.loads(request.parameters["config"].string_param)
-    except ValueError as error:
-        raise InvalidRequest(f"parameter `config` is not JSON: {error}") from None
-    if not isinstance(content, dict) or set(content) - {"name", "version_policy"}:
-        raise InvalidRequest(
-            "parameter `config` may hold only `version_policy`; all else stands in the model's serving.toml"
-        )
-    policy = oip.ModelVersionPolicy()
-    try:
-        json_format.ParseDict(content.get("version_policy", {}), policy)
-    except json_format.ParseError as error:
-        raise InvalidRequest(f"the version_policy can't be read: {error}") from None
-    return _versions(policy)
-
-
-def _versions(policy: oip.ModelVersionPolicy) -> Versions | None:
-    kind = policy.WhichOneof("policy_choice")
-    if kind == "all":
-        return "all"
-    if kind == "latest":
-        if policy.latest.num_versions > 1:
-            raise InvalidRequest("version_policy.latest can have one version; name several with `specific`")
-        return "newest"
-    if kind == "specific":
-        versions = tuple(sorted(set(policy.specific.versions)))
-        if not versions or versions[0] < 1:
-            raise InvalidRequest("version_policy.specific needs versions, which are whole numbers from 1 on")
-        return versions
-    return None

@@ -36,9 +36,9 @@ _EARLY_STOPPING = {
     "true": pb.EARLY_STOPPING_TRUE,
     "never": pb.EARLY_STOPPING_NEVER,
 }
-# What an answer carries is said by the outputs that are asked for; what no output can carry is not offered here.
+# The outputs that a request asks for decide what is returned; what no output can hold is not offered here.
 _OUTPUTS = {"return_scores": "score", "return_log_probs": "score", "return_tokens": "token_ids"}
-_NOT_HERE = ("return_alignment", "top_log_probs")
+_UNAVAILABLE = ("return_alignment", "top_log_probs")
 _LANGUAGES = ("source_language", "target_language")
 _LARGEST = {"uint32": 2**32 - 1, "uint64": 2**64 - 1}
 
@@ -49,8 +49,8 @@ class Parameters:
     languages: dict[str, str] = field(default_factory=dict)
     queue_timeout: float | None = None  # seconds; None: as the call's metadata says
     priority: int | None = None
-    stream: bool = False  # the answer as it comes, in many responses
-    empty_final: bool = False  # Triton's: a stream's answer ends with an empty response
+    stream: bool = False  # many responses, each sent as soon as it is there
+    empty_final: bool = False  # Triton's: an empty response follows the last one of a stream
 
 
 def read_parameters(given: Mapping[str, oip.InferParameter], options: Options) -> Parameters:
@@ -60,7 +60,7 @@ def read_parameters(given: Mapping[str, oip.InferParameter], options: Options) -
         kind = parameter.WhichOneof("parameter_choice")
         if kind is None:
             raise InvalidRequest(f"parameter {name[:40]!r} has no value")
-        _take(read, name, getattr(parameter, kind))
+        _set(read, name, getattr(parameter, kind))
     return read
 
 
@@ -68,10 +68,10 @@ def option_names(options: Options) -> list[str]:
     if isinstance(options, PooledOptions):
         return [each.name for each in fields(options)]
     names = options.DESCRIPTOR.fields_by_name
-    return [name for name in names if name not in _OUTPUTS and name not in _NOT_HERE]
+    return [name for name in names if name not in _OUTPUTS and name not in _UNAVAILABLE]
 
 
-def _take(read: Parameters, name: str, value: Any) -> None:
+def _set(read: Parameters, name: str, value: Any) -> None:
     languages = _LANGUAGES if isinstance(read.options, pb.DecodingOptions) else ()
     streams = () if isinstance(read.options, PooledOptions) else ("stream",)
     if name in option_names(read.options):
@@ -131,7 +131,7 @@ def _set_option(options: Options, name: str, value: Any) -> None:
 
 
 def _expect(name: str, value: Any, kind: type | tuple[type, ...], what: str) -> Any:
-    # A bool is an int in Python, and nowhere else.
+    # A bool is an int in Python, but not in the protocol.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidRequest(f"parameter {name!r} must be {what}")
     return value

@@ -1,36 +1,34 @@
-"""The methods of `inference.GRPCInferenceService`: thin, over the same models as `beamline.v1`."""
+"""The methods of `inference.GRPCInferenceService`, over the same models as `beamline.v1`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.grpc.statuses import status_of
-from beamline.serving.api.open_inference import describe, tasks
-from beamline.serving.api.open_inference.infer import Question
+from beamline.serving.api.grpc.inference_service import deadline_of
+from beamline.serving.api.guard import Guard
+from beamline.serving.api.open_inference import describe, execution, repository
+from beamline.serving.api.open_inference.messages import ParsedRequest
 from beamline.serving.api.open_inference.streaming import Reply, Stream
-from beamline.serving.api.open_inference.tasks import Piece
 from beamline.serving.contract.call import current_call, enter
 from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.models.registry import Models
-from beamline.serving.telemetry.metrics import Metrics
 from beamline.version import beamline_version
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class OpenInferenceServicer:
-    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, guard: Guard) -> None:
         self._models = models
         self._manager = manager
         self._lifecycle = lifecycle
-        self._metrics = metrics
+        self._guard = guard
 
     # -- the server ----------------------------------------------------------------------------------------------
 
@@ -78,50 +76,50 @@ class OpenInferenceServicer:
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
         with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
-            question = await tasks.read(request, model)
-            _enter(question)
-            return await tasks.once(model, question, request.ByteSize(), _deadline(context))
+            parsed = await execution.parse(request, model)
+            _enter(parsed)
+            return await execution.infer(model, parsed, request.ByteSize(), deadline_of(context))
 
     async def ModelStreamInfer(self, requests: AsyncIterator[oip.ModelInferRequest], context: Any) -> None:
-        await Stream(self._replies, self._sentence, context).run(requests)
+        await Stream(self._replies, self._error_message, context).run(requests)
 
     async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
         with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
-            question = await tasks.read(request, model)
-            _enter(question)
-            if not question.parameters.stream:
-                response = await tasks.once(model, question, request.ByteSize(), _deadline(context))
-                yield Reply(Piece(response, last=True), in_order=True, empty_final=False)
+            parsed = await execution.parse(request, model)
+            _enter(parsed)
+            if not parsed.parameters.stream:
+                response = await execution.infer(model, parsed, request.ByteSize(), deadline_of(context))
+                yield Reply(response, last=True, in_order=True)
                 return
-            async with aclosing(tasks.pieces(model, question, _deadline(context))) as pieces:
-                async for piece in pieces:
-                    yield Reply(piece, in_order=False, empty_final=question.parameters.empty_final)
+            async with aclosing(execution.stream(model, parsed, deadline_of(context))) as responses:
+                async for response, last in responses:
+                    yield Reply(response, last, in_order=False, empty_final=parsed.parameters.empty_final)
 
-    def _sentence(self, error: Exception) -> str:
-        return status_of(error, STREAM_INFER, current_call().request_id, self._metrics).sentence
+    def _error_message(self, error: Exception) -> str:
+        return self._guard.failure(error, STREAM_INFER, current_call().request_id).message
 
     # -- the repository ------------------------------------------------------------------------------------------
 
     async def RepositoryIndex(self, request: oip.RepositoryIndexRequest, context: Any) -> oip.RepositoryIndexResponse:
-        return describe.index(self._manager.index(), request.ready)
+        return repository.index(self._manager.index(), request.ready)
 
     async def RepositoryModelLoad(
         self, request: oip.RepositoryModelLoadRequest, context: Any
     ) -> oip.RepositoryModelLoadResponse:
-        await self._manager.load(request.model_name, describe.asked_versions(request))
+        await self._manager.load(request.model_name, repository.requested_versions(request))
         return oip.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
         self, request: oip.RepositoryModelUnloadRequest, context: Any
     ) -> oip.RepositoryModelUnloadResponse:
-        # Triton's parameter `unload_dependents` means nothing here: no model depends on another.
+        # Triton's parameter `unload_dependents` has no effect: no model depends on another.
         await self._manager.unload(request.model_name)
         return oip.RepositoryModelUnloadResponse()
 
 
-def _enter(question: Question) -> None:
-    """A request's own priority and queue timeout, over those of the call that it came with."""
-    parameters, call = question.parameters, current_call()
+def _enter(request: ParsedRequest) -> None:
+    """A request's own priority and queue timeout take precedence over those of the call's headers."""
+    parameters, call = request.parameters, current_call()
     enter(
         replace(
             call,
@@ -129,9 +127,3 @@ def _enter(question: Question) -> None:
             queue_timeout=parameters.queue_timeout or call.queue_timeout,
         )
     )
-
-
-def _deadline(context: Any) -> float | None:
-    """The caller's deadline on the engine's clock."""
-    remaining: float | None = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining

@@ -1,7 +1,7 @@
-"""ModelStreamInfer: many requests on one stream, answered side by side.
+"""ModelStreamInfer: many requests on one stream, which run concurrently.
 
-Answers come in the order of the requests, each in one response; but a request with the parameter `stream` is answered
-as it comes, in many responses (decoupled, as Triton calls it), and its last one, and only that, says
+Responses come in the order of the requests, one for each. But a request with the parameter `stream` has many responses,
+which are sent as soon as they are there (decoupled, as Triton calls it); the last of them, and only that, has
 `triton_final_response`. An error is a response too, and the stream goes on.
 """
 
@@ -14,59 +14,61 @@ from dataclasses import dataclass
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.open_inference.tasks import Piece
 
 _FINAL = "triton_final_response"
-_MOST_AT_ONCE = 64  # requests of one stream; the client waits beyond
+_MAX_CONCURRENT = 64  # requests of one stream; the next one is read when one of them is over
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    piece: Piece
-    in_order: bool  # behind the answers to the requests before it
-    empty_final: bool  # an empty response shall follow the last one, and be the final one
+    response: oip.ModelInferResponse
+    last: bool  # of its request
+    in_order: bool  # sent after the responses to all earlier requests
+    empty_final: bool = False  # an empty response follows the last one, and is the final one
 
 
 Infer = Callable[[oip.ModelInferRequest, Any], AsyncGenerator[Reply]]
 
 
 class Stream:
-    def __init__(self, infer: Infer, sentence: Callable[[Exception], str], context: Any) -> None:
+    def __init__(self, infer: Infer, error_message: Callable[[Exception], str], context: Any) -> None:
         self._infer = infer
-        self._sentence = sentence
+        self._error_message = error_message
         self._context = context
-        self._writing = asyncio.Lock()
-        self._free = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._write_lock = asyncio.Lock()
+        self._free = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def run(self, requests: AsyncIterator[oip.ModelInferRequest]) -> None:
         async with asyncio.TaskGroup() as group:
-            before: asyncio.Task[None] | None = None
+            previous: asyncio.Task[None] | None = None
             async for request in requests:
                 await self._free.acquire()
-                before = group.create_task(self._answer(request, before))
+                previous = group.create_task(self._respond(request, previous))
 
-    async def _answer(self, request: oip.ModelInferRequest, before: asyncio.Task[None] | None) -> None:
+    async def _respond(self, request: oip.ModelInferRequest, previous: asyncio.Task[None] | None) -> None:
         try:
             async with aclosing(self._infer(request, self._context)) as replies:
                 async for reply in replies:
                     if reply.in_order:
-                        await _over(before)
+                        await _finished(previous)
                     await self._write(reply)
         except Exception as error:
-            await _over(before)
+            await _finished(previous)
             failed = oip.ModelInferResponse(id=request.id)
             failed.parameters[_FINAL].bool_param = True
-            reply_of_error = oip.ModelStreamInferResponse(error_message=self._sentence(error), infer_response=failed)
-            async with self._writing:
+            reply_of_error = oip.ModelStreamInferResponse(
+                error_message=self._error_message(error), infer_response=failed
+            )
+            async with self._write_lock:
                 await self._context.write(reply_of_error)
         finally:
             self._free.release()
 
     async def _write(self, reply: Reply) -> None:
-        response, last = reply.piece.response, reply.piece.last
+        response, last = reply.response, reply.last
         empty = last and reply.empty_final
         response.parameters[_FINAL].bool_param = last and not empty
-        async with self._writing:
+        async with self._write_lock:
             await self._context.write(oip.ModelStreamInferResponse(infer_response=response))
             if empty:
                 final = oip.ModelInferResponse(
@@ -76,6 +78,6 @@ class Stream:
                 await self._context.write(oip.ModelStreamInferResponse(infer_response=final))
 
 
-async def _over(task: asyncio.Task[None] | None) -> None:
+async def _finished(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         await asyncio.wait([task])

@@ -15,10 +15,10 @@ from beamline.serving.errors import InvalidRequest
 _INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4"}
 _CONTENTS = {"INT32": "int_contents", "INT64": "int64_contents", "UINT32": "uint_contents", "BYTES": "bytes_contents"}
 _LENGTH = struct.Struct("<I")
-# Beyond any request that a model could take; what is refused here costs nothing.
-_MOST_TENSORS = 8
-_MOST_AXES = 4
-_MOST_ELEMENTS = {"BYTES": 2**16, "INT32": 2**22, "INT64": 2**22, "UINT32": 2**22}
+# Beyond any request that a model could take; they are checked before anything is allocated.
+_MAX_TENSORS = 8
+_MAX_AXES = 4
+_MAX_ELEMENTS = {"BYTES": 2**16, "INT32": 2**22, "INT64": 2**22, "UINT32": 2**22}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class InputTensor:
 
 def read_inputs(request: oip.ModelInferRequest) -> list[InputTensor]:
     raw = request.raw_input_contents
-    if len(request.inputs) > _MOST_TENSORS:
-        raise InvalidRequest(f"the request has {len(request.inputs)} inputs; at most {_MOST_TENSORS} are allowed")
+    if len(request.inputs) > _MAX_TENSORS:
+        raise InvalidRequest(f"the request has {len(request.inputs)} inputs; at most {_MAX_TENSORS} are allowed")
     if raw and len(raw) != len(request.inputs):
         raise InvalidRequest(
             f"the request has {len(request.inputs)} inputs and {len(raw)} raw_input_contents; there must be one "
@@ -47,8 +47,8 @@ def read_inputs(request: oip.ModelInferRequest) -> list[InputTensor]:
 
 def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> InputTensor:
     where = f"input {tensor.name[:40]!r}"
-    if len(tensor.shape) > _MOST_AXES:
-        raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MOST_AXES} are allowed")
+    if len(tensor.shape) > _MAX_AXES:
+        raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MAX_AXES} are allowed")
     shape = tuple(tensor.shape)
     if tensor.datatype not in _CONTENTS:
         raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; known are {', '.join(_CONTENTS)}")
@@ -57,8 +57,8 @@ def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if any(size < 0 for size in shape):
         raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
     size = math.prod(shape)
-    if size > _MOST_ELEMENTS[tensor.datatype]:
-        most = _MOST_ELEMENTS[tensor.datatype]
+    if size > _MAX_ELEMENTS[tensor.datatype]:
+        most = _MAX_ELEMENTS[tensor.datatype]
         raise InvalidRequest(f"{where} has shape {list(shape)}, {size} elements; at most {most} are allowed")
     if raw is None:
         values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
@@ -78,7 +78,7 @@ def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
 
 
 def _raw_bytes(where: str, raw: bytes, size: int) -> list[bytes]:
-    """Each element behind its length; one more than there should be is enough to know that there are too many."""
+    """Each element follows its length. Reading stops after one element too many, which is enough to refuse them."""
     values: list[bytes] = []
     position = 0
     while position < len(raw) and len(values) <= size:

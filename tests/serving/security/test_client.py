@@ -1,4 +1,4 @@
-"""`beamline translate` at a server that wants TLS, a certificate and a token; and one limit for both doors."""
+"""`beamline translate` at a server that wants TLS, a certificate and a token; and one limit for gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_commands_say_when_only_one_side_talks_tls(
     trust, distrust = (["--tls-ca", str(tmp_path / name)] for name in ("ca.pem", "stranger.pem"))
     files = TlsFiles(*write(tmp_path / "server", authority.issue_cert("localhost")))
 
-    async def told(server: Server, host: str, *options: str) -> str:
+    async def message_of(server: Server, host: str, *options: str) -> str:
         target = f"{host}:{server.grpc_address.rpartition(':')[2]}"
         for line in (["translate", "a"], ["models"]):
             assert await asyncio.to_thread(main, [*line, "--target", target, *options], COMMANDS) == 2
@@ -69,13 +69,13 @@ async def test_the_commands_say_when_only_one_side_talks_tls(
         return first
 
     async with running(EngineDouble(), host="localhost", tls=files) as server:
-        assert (await told(server, "localhost")).endswith("(if it wants TLS, give --tls-ca)")
-        assert "certificate is not of the authority in --tls-ca" in await told(server, "localhost", *distrust)
-        assert "certificate is for another name than --target has" in await told(server, "127.0.0.1", *trust)
+        assert (await message_of(server, "localhost")).endswith("(if it wants TLS, give --tls-ca)")
+        assert "certificate is not of the authority in --tls-ca" in await message_of(server, "localhost", *distrust)
+        assert "certificate is for another name than --target has" in await message_of(server, "127.0.0.1", *trust)
     async with running(EngineDouble(), host="localhost") as server:
-        assert (await told(server, "localhost", *trust)).endswith("(it does not talk TLS: leave --tls-ca away)")
+        assert (await message_of(server, "localhost", *trust)).endswith("(it does not talk TLS: leave --tls-ca away)")
     async with running(EngineDouble(), host="localhost", tls=replace(files, client_ca=tmp_path / "ca.pem")) as server:
-        assert "if it wants to see a certificate, give --tls-cert" in await told(server, "localhost", *trust)
+        assert "if it wants to see a certificate, give --tls-cert" in await message_of(server, "localhost", *trust)
 
 
 def test_an_empty_certificate_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

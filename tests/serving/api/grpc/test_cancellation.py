@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+import grpc
 import pytest
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.errors import DeadlinePassed
 from tests.serving.doubles import EngineDouble, connected, running

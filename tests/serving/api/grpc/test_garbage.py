@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, eventually, running

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import pytest
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.text.token_bytes import ByteTokenizer

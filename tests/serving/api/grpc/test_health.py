@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, connected, running

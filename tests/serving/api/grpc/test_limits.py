@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc
 from beamline.serving.backends.fake import FakeBackend, fake_manifest

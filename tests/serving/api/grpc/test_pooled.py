@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx2 as httpx
 import numpy as np
 import pytest
 import torch
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos.beamline_pb2_grpc import InferenceStub
 from beamline.serving.cli import main

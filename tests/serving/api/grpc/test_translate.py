@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import grpc
 import pytest
 
-import grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.outputs import Result

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from starlette.testclient import TestClient
 
-from beamline.serving.api.http.app import build_app
+from beamline.serving.api.http.app import operations_app
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.telemetry.metrics import Metrics
 
 
 async def test_health_follows_the_phase() -> None:
     lifecycle = Lifecycle()
-    client = TestClient(build_app(Metrics(), lifecycle))
+    client = TestClient(operations_app(Metrics(), lifecycle))
     for phase, code, text in (
         (Phase.LOADING, 503, "loading"),
         (Phase.READY, 200, "ok"),
@@ -20,21 +20,21 @@ async def test_health_follows_the_phase() -> None:
         assert (response.status_code, response.text) == (code, text)
 
 
-async def test_without_a_model_nobody_should_be_sent_here() -> None:
+async def test_without_a_model_the_server_is_not_ready() -> None:
     served: list[str] = []
     lifecycle = Lifecycle(lambda: bool(served))
-    client = TestClient(build_app(Metrics(), lifecycle))
+    client = TestClient(operations_app(Metrics(), lifecycle))
     assert client.get("/healthz/ready").text == "loading"
     lifecycle.phase = Phase.READY
     assert (client.get("/healthz/ready").status_code, client.get("/healthz/ready").text) == (503, "no model is served")
     assert client.get("/healthz/live").status_code == 200
-    with lifecycle.call():  # a call is let in, and told why by whoever looks for its model
+    with lifecycle.call():  # a call is admitted; the look-up of its model refuses it, and says why
         pass
     served.append("de")
     assert client.get("/healthz/ready").status_code == 200
 
 
 async def test_metrics_are_prometheus_text() -> None:
-    response = TestClient(build_app(Metrics(), Lifecycle())).get("/metrics")
+    response = TestClient(operations_app(Metrics(), Lifecycle())).get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     assert "beamline_build_info" in response.text

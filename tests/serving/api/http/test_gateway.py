@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,10 @@ import pytest
 import trustme
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.api.http.bodies import parse
-from beamline.serving.api.http.gateway import PATHS, SERVICE, Gateway
+from beamline.serving.api.http.endpoints import ENDPOINTS
+from beamline.serving.api.http.json_messages import from_json
 from beamline.serving.api.http.openapi import openapi
+from beamline.serving.api.inference import METHODS, Inference
 from beamline.serving.config import ServeConfig
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest, Overloaded
@@ -28,8 +29,9 @@ from beamline.serving.security.tls import TlsFiles
 from beamline.serving.security.tokens import Scope, new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
-from tests.serving.doubles import EngineDouble, eventually, makers, running, started
+from tests.serving.doubles import WAIT_SECONDS, EngineDouble, eventually, makers, running, started
 
+Replies = AsyncGenerator[pb.TranslateReply]
 ONE = {"inputs": [{"text": "a"}]}
 HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
 CHUNKED = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
@@ -108,7 +110,7 @@ SENTENCES = {
 @pytest.mark.parametrize("body", SENTENCES)
 def test_a_wrong_field_is_named_as_the_caller_wrote_it(body: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse(body.encode(), pb.TranslateRequest)
+        from_json(body.encode(), pb.TranslateRequest)
     said = str(caught.value)
     assert said.startswith(f"the body is not a TranslateRequest in JSON: {SENTENCES[body]}")
     assert "\n" not in said
@@ -190,9 +192,9 @@ async def test_tokens_are_wanted_here_too(tmp_path: Path) -> None:
         ):
             assert (await client.get(metrics, headers=headers)).status_code == expected
             assert (await client.get("/v1/models", headers=headers)).status_code == expected
-            for asked in PATHS:
-                answer = await client.post(asked.path, json=ONE, headers=headers)
-                assert (answer.status_code == 401) is (expected == 401), asked
+            for endpoint in ENDPOINTS:
+                answer = await client.post(endpoint.path, json=ONE, headers=headers)
+                assert (answer.status_code == 401) is (expected == 401), endpoint
         assert (await client.get(f"http://{server.metrics_address}/healthz")).status_code == 200
 
 
@@ -202,28 +204,12 @@ async def test_the_models_are_listed() -> None:
     assert [(one["name"], one["version"]) for one in found["models"]] == [("fake", "1")]
 
 
-class Writing:
-    """The same, but for one that writes instead of yielding."""
-
-    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> None:
-        async for reply in Streaming().TranslateStream(request, context):
-            await context.write(reply)
-
-    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
-        return await Streaming().Translate(request, context)
-
-
-class Streaming:
-    """A servicer whose stream can fail in the middle."""
-
-    async def TranslateStream(self, request: pb.TranslateRequest, context: Any) -> AsyncIterator[pb.TranslateReply]:
-        for word in request.inputs[0].text.split():
-            if word == "fail":
-                raise Overloaded("no more")
-            yield pb.TranslateReply(text=word)
-
-    async def Translate(self, request: pb.TranslateRequest, context: Any) -> pb.TranslateResponse:
-        return pb.TranslateResponse(model="once")
+async def stream_words(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
+    """A stream that can fail in the middle."""
+    for word in request.inputs[0].text.split():
+        if word == "fail":
+            raise Overloaded("no more")
+        yield pb.TranslateReply(text=word)
 
 
 EVENTS: list[tuple[str, int, list[Any]]] = [
@@ -245,14 +231,8 @@ def events_of(answer: httpx.Response) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("servicer", [Streaming, Writing])
-async def test_streams_are_server_sent_events(servicer: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Gateway.__init__
-
-    def instead(self: Gateway, real_servicer: Any, *rest: Any) -> None:
-        real(self, servicer(), *rest)
-
-    monkeypatch.setattr(Gateway, "__init__", instead)
+async def test_streams_are_server_sent_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Inference, "TranslateStream", stream_words)
     async with gateway() as (_, client):
         for text, status, events in EVENTS:
             body = {"inputs": [{"text": text}]}
@@ -261,7 +241,27 @@ async def test_streams_are_server_sent_events(servicer: type, monkeypatch: pytes
             if status == 200:
                 assert answer.headers["content-type"].startswith("text/event-stream")
                 assert events_of(answer) == events
-        assert (await client.post("/v1/translate", json=ONE)).json() == {"model": "once"}
+        assert (await client.post("/v1/translate", json=ONE)).json()["model"] == "fake"
+
+
+async def test_a_stream_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = asyncio.Event()
+
+    async def endless(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
+        try:
+            yield pb.TranslateReply(text="a")
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(Inference, "TranslateStream", endless)
+    async with gateway() as (server, client):
+        headers = {"accept": "text/event-stream"}
+        async with client.stream("POST", "/v1/translate", json=ONE, headers=headers) as answer:
+            assert await anext(answer.aiter_lines()) == 'data: {"text": "a"}'
+        await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
+        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
+        await eventually(lambda: sample("beamline_calls_total", call) == 1)
 
 
 async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path)
 
 def test_the_description_knows_every_method_that_answers_in_json() -> None:
     api = openapi()
-    described = {name for path in PATHS for name in (path.once, path.stream)} - {None}
-    assert described == set(SERVICE.methods_by_name)
+    described = {method for endpoint in ENDPOINTS for method in (endpoint.unary, endpoint.stream)} - {None}
+    assert described == set(METHODS.values())
     references = json.dumps(api).count('"$ref"')
     assert references > 20
     for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):

@@ -1,4 +1,4 @@
-"""Models that classify or embed, at the open inference door: tritonclient gets what the first door says."""
+"""Models that classify or embed, by the open inference API: tritonclient gets what `beamline.v1` returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INPUTS = [pb.Input(text=text) for text in TEXTS]
 
 @asynccontextmanager
 async def served(repository: Path) -> AsyncIterator[tuple[InferenceStub, Any, Callable[..., Any]]]:
-    """Our own door, a client of Triton's, and how to ask it: it blocks."""
+    """A stub of `beamline.v1`, Triton's client, and how to call that one, which blocks."""
     config = ServeConfig(repository=repository, grpc_port=0, metrics_port=0, threads=1)
     async with started(Server(config)) as server, connected(server) as stub:
         client = triton.InferenceServerClient(server.grpc_address)

@@ -51,7 +51,7 @@ def _server(client: Any, model: str) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready(model)
-    assert not client.is_model_ready("nobody")
+    assert not client.is_model_ready("unknown")
     metadata = client.get_server_metadata()
     assert metadata.name == "beamline"
     assert "model_repository" in metadata.extensions
@@ -66,7 +66,7 @@ def _description(client: Any, model: str, version: str) -> None:
     assert (config["name"], config["backend"]) == (model, "beamline")
     assert config["input"][0] == {"name": "text", "data_type": "TYPE_STRING", "dims": ["-1"], "optional": True}
     assert int(config["parameters"]["max_beam_size"]["string_value"]) >= 1
-    assert refusal(lambda: client.get_model_config("nobody"))[0] == "StatusCode.NOT_FOUND"
+    assert refusal(lambda: client.get_model_config("unknown"))[0] == "StatusCode.NOT_FOUND"
 
 
 def _infer(client: Any, model: str, version: str) -> None:
@@ -84,7 +84,7 @@ def _infer(client: Any, model: str, version: str) -> None:
     assert words(client.infer(model, [tensor])) == [["hello"]]
     status, sentence = refusal(lambda: client.infer(model, texts("hello"), parameters={"beams": 2}))
     assert (status, sentence.startswith("parameter 'beams' is not known")) == ("StatusCode.INVALID_ARGUMENT", True)
-    assert refusal(lambda: client.infer("nobody", texts("hello")))[0] == "StatusCode.NOT_FOUND"
+    assert refusal(lambda: client.infer("unknown", texts("hello")))[0] == "StatusCode.NOT_FOUND"
 
 
 def _async(client: Any, model: str) -> None:
@@ -138,7 +138,7 @@ def _talk(client: Any, model: str, answers: queue.Queue[Any]) -> None:
             break
         said[response.parameters["index"].int64_param] += words(piece)[0][0]
     assert (said, list(response.outputs)) == ({0: "hello", 1: "world"}, [])
-    # A mistake is told, and the stream goes on.
+    # An error is a response, and the stream goes on.
     client.async_stream_infer(model, texts("hello"), parameters={"beam_size": 10_000})
     client.async_stream_infer(model, texts("world"))
     result, error = answers.get(timeout=60)
@@ -220,8 +220,8 @@ def repository(address: str, model: str) -> None:
     assert refusal(lambda: client.infer(model, texts("hello")))[0] == "StatusCode.UNAVAILABLE"
     client.load_model(model)
     assert answering() == "2"
-    assert refusal(lambda: client.load_model("nobody"))[0] == "StatusCode.NOT_FOUND"
-    assert refusal(lambda: client.unload_model("nobody"))[0] == "StatusCode.NOT_FOUND"
+    assert refusal(lambda: client.load_model("unknown"))[0] == "StatusCode.NOT_FOUND"
+    assert refusal(lambda: client.unload_model("unknown"))[0] == "StatusCode.NOT_FOUND"
     wrong = {"max_batch_size": 4}
     assert refusal(lambda: client.load_model(model, config=json.dumps(wrong)))[0] == "StatusCode.INVALID_ARGUMENT"
     files = {"file:1/model.onnx": b"x"}

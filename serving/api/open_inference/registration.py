@@ -1,7 +1,7 @@
-"""Registers the servicer under its public name, and describes it for reflection.
+"""Registers the servicer with a gRPC server under the service's public name, and describes it for reflection.
 
-The messages are generated under a package of our own (see protos/open_inference.proto). Whoever asks the server by
-reflection gets the public names, from a pool of descriptors that is nobody else's.
+The messages are generated under a package of our own (see protos/open_inference.proto). Reflection answers
+with the public names, from a descriptor pool of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.grpc.health import OPEN_INFERENCE
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 
+SERVICE = "inference.GRPCInferenceService"  # its public name
 _OURS = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-_PUBLIC_PACKAGE = OPEN_INFERENCE.partition(".")[0]
+_PUBLIC_PACKAGE = SERVICE.partition(".")[0]
 
 _SHARED_MEMORY = "this server has no shared memory regions; send tensors in the request"
-_ELSEWHERE = {
+_UNSUPPORTED = {
     **{
         f"{kind}SharedMemory{action}": _SHARED_MEMORY
         for kind in ("System", "Cuda")
@@ -40,9 +40,9 @@ def add_to(server: Any, servicer: OpenInferenceServicer) -> None:
             request_deserializer=getattr(oip, method.input_type.name).FromString,
             response_serializer=getattr(oip, method.output_type.name).SerializeToString,
         )
-    for name, sentence in _ELSEWHERE.items():
+    for name, sentence in _UNSUPPORTED.items():
         handlers[name] = grpc.unary_unary_rpc_method_handler(_unimplemented(name, sentence), bytes, bytes)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(OPEN_INFERENCE, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
 def _unimplemented(name: str, sentence: str) -> Any:
@@ -53,7 +53,8 @@ def _unimplemented(name: str, sentence: str) -> Any:
 
 
 def reflection_pool(*others: Any) -> descriptor_pool.DescriptorPool:
-    """Our file under its public package, and the files of the `others` (modules of generated code) as they are."""
+    """Descriptors of open_inference.proto under its public package, and of the `others` (modules of generated code) as
+    they are."""
     pool = descriptor_pool.DescriptorPool()
     for module in others:
         _add(pool, module.DESCRIPTOR)

@@ -1,4 +1,4 @@
-"""What is read from files that an operator replaces while we run."""
+"""Values from files that an operator may replace while the server runs: certificates, tokens."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ T = TypeVar("T")
 _Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
-class Reloaded(Generic[T]):
-    """The newest value that could be read. Files that are broken at the start are an error; files that break later are
-    reported once, and what was read before stays: a slip of the hand must not take the server down, and between
-    replacing a certificate and its key the two don't belong together."""
+class ReloadedFiles(Generic[T]):
+    """The newest value that could be loaded from the files. Files that are broken at the start are an error. Files that
+    break later are logged once, and the last value stays in use: an operator's mistake must not stop the server, and
+    while a certificate and its key are replaced, there is a moment in which they don't match. Thread-safe."""
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
         self._paths = tuple(paths)
         self._load = load
-        self._lock = threading.Lock()  # grpc asks from threads of its own
+        self._lock = threading.Lock()  # grpc calls from threads of its own
         self._seen = self._fingerprint()
         self._value = load()
 
     def get(self) -> T:
-        """Looks at the files, not into them: a few microseconds, so it can be done at every call."""
+        """Reads the files only if their status has changed. That check takes microseconds: every call makes it."""
         return self.get_changed()[0]
 
     def get_changed(self) -> tuple[T, bool]:
-        """And whether it has been read anew just now."""
+        """The value, and whether it has been loaded again just now."""
         with self._lock:
             seen = self._fingerprint()
             if seen == self._seen:

@@ -1,4 +1,4 @@
-"""A JSON body as a protobuf message, or a sentence that says what is wrong with it, in the caller's own words."""
+"""Protobuf messages from and to JSON. An error names the wrong field as the client wrote it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from google.protobuf.message import Message
 
 from beamline.serving.errors import InvalidRequest
 
-_MOST_UNKNOWN = 3  # fields that one sentence names
-_MOST_LETTERS = 40  # of a name that the caller made up
-_FIELD = re.compile(r"Failed to parse (\w+) field: ")  # protobuf's way to say where
+_MAX_UNKNOWN = 3  # fields that one message names
+_MAX_NAME = 40  # characters of a name that the client made up
+_FIELD = re.compile(r"Failed to parse (\w+) field: ")  # how protobuf names the field
 _LOADING = re.compile(r"(Failed to load JSON: )+")
 
 
-def parse(body: bytes, kind: type[Message]) -> Message:
+def to_dict(message: Message) -> dict[str, Any]:
+    """With the names of the fields as beamline.proto has them."""
+    found: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return found
+
+
+def from_json(body: bytes, kind: type[Message]) -> Message:
+    """Raises `InvalidRequest` for what is no such message."""
     try:
         text = body.decode("utf-8")
         if not text.lstrip().startswith("{"):  # an empty list would pass for an empty message
@@ -27,46 +34,46 @@ def parse(body: bytes, kind: type[Message]) -> Message:
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8; it must be a JSON object in UTF-8") from None
     except json_format.ParseError as error:
-        problem = _misfit(text, kind.DESCRIPTOR) or _clean(str(error))
+        problem = _shape_error(text, kind.DESCRIPTOR) or _one_line(str(error))
     except (RecursionError, ValueError) as error:
         problem = str(error)
     raise InvalidRequest(f"the body is not a {kind.DESCRIPTOR.name} in JSON: {problem}")
 
 
-def _misfit(text: str, kind: Any) -> str | None:
-    """What does not have the message's shape; None where the fault is another one."""
+def _shape_error(text: str, kind: Any) -> str | None:
+    """What does not have the message's shape; None where the error is another one."""
     try:
-        return _misfit_of(json.loads(text), kind, "")
+        return _error_in_object(json.loads(text), kind, "")
     except (RecursionError, ValueError):
         return None
 
 
-def _misfit_of(value: Any, kind: Descriptor, place: str) -> str | None:
+def _error_in_object(value: Any, kind: Descriptor, place: str) -> str | None:
     if not isinstance(value, dict):
         return f"{place} must be an object"
     fields = {name: field for field in kind.fields for name in (field.name, field.json_name)}
     unknown = [key for key in value if key not in fields]
     if unknown:
-        names = ", ".join(repr(key[:_MOST_LETTERS]) for key in unknown[:_MOST_UNKNOWN])
+        names = ", ".join(repr(key[:_MAX_NAME]) for key in unknown[:_MAX_UNKNOWN])
         within = f" in {place}" if place else ""
         return f"there is no field {names}{within}; known are {', '.join(field.name for field in kind.fields)}"
-    problems = (_misfit_in(value[key], fields[key], f"{place}.{key}" if place else key) for key in value)
+    problems = (_error_in_field(value[key], fields[key], f"{place}.{key}" if place else key) for key in value)
     return next((problem for problem in problems if problem), None)
 
 
-def _misfit_in(value: Any, field: FieldDescriptor, place: str) -> str | None:
+def _error_in_field(value: Any, field: FieldDescriptor, place: str) -> str | None:
     kind = field.message_type
     if value is None or kind is None or kind.GetOptions().map_entry:
         return None
     if not field.is_repeated:
-        return _misfit_of(value, kind, place)
+        return _error_in_object(value, kind, place)
     if not isinstance(value, list):
         return f"{place} must be a list"
-    problems = (_misfit_of(each, kind, f"{place}[{index}]") for index, each in enumerate(value))
+    problems = (_error_in_object(each, kind, f"{place}[{index}]") for index, each in enumerate(value))
     return next((problem for problem in problems if problem), None)
 
 
-def _clean(sentence: str) -> str:
+def _one_line(sentence: str) -> str:
     """Protobuf's own sentence on one line, with the field in front as a path."""
     path = []
     while found := _FIELD.match(sentence):

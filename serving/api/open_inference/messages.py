@@ -1,4 +1,4 @@
-"""A ModelInferRequest as our own question, and our answers as ModelInferResponses.
+"""ModelInferRequests parsed and checked, and ModelInferResponses written, for models that write text.
 
 In:  `text` BYTES [N] or [N, 1], or `token_ids` INT32, INT64 or UINT32 [L] or [N, L], padded at the end with -1.
 Out: `text` BYTES [N, H], `score` FP32 [N, H] and, where asked for, `token_ids` INT64 [N, H, L], padded with -1;
@@ -23,29 +23,29 @@ _MAX_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a model can be asked for."""
+    """The names of the tensors that a model can return."""
 
     default: tuple[str, ...]
     known: tuple[str, ...]
 
 
-WRITTEN = Outputs((TEXT, SCORE), (TEXT, SCORE, TOKEN_IDS))
+TEXT_OUTPUTS = Outputs((TEXT, SCORE), (TEXT, SCORE, TOKEN_IDS))
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ParsedRequest:
     inputs: list[pb.Input]
     parameters: Parameters
     outputs: tuple[str, ...]
     id: str
-    raw: bool  # contents, in and out
+    raw: bool  # tensors travel in raw contents, in both directions
 
     def wants(self, output: str) -> bool:
         return output in self.outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TextOutput:
     """One hypothesis, or a piece of one."""
 
     text: str
@@ -53,9 +53,9 @@ class Found:
     token_ids: tuple[int, ...] = ()
 
 
-def read_question(request: oip.ModelInferRequest, options: Options, outputs: Outputs) -> Question:
-    """`options` is an empty record of the kind that the model takes."""
-    return Question(
+def parse_request(request: oip.ModelInferRequest, options: Options, outputs: Outputs) -> ParsedRequest:
+    """`options` is an empty record of the kind that the model takes. Raises `InvalidRequest`."""
+    return ParsedRequest(
         inputs=_inputs(read_inputs(request)),
         parameters=read_parameters(request.parameters, options),
         outputs=_outputs(request, outputs),
@@ -120,21 +120,23 @@ def _without_padding(row: int, ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids[:end]
 
 
-def answer(question: Question, model: str, version: str, rows: Sequence[Sequence[Found]]) -> oip.ModelInferResponse:
-    """A row is what was found for one input."""
-    reply = oip.ModelInferResponse(model_name=model, model_version=version, id=question.id)
+def infer_response(
+    request: ParsedRequest, model: str, version: str, rows: Sequence[Sequence[TextOutput]]
+) -> oip.ModelInferResponse:
+    """A row has the hypotheses for one input."""
+    response = oip.ModelInferResponse(model_name=model, model_version=version, id=request.id)
     width = max(map(len, rows))
     shape = [len(rows), width]
-    # A search may find fewer than were asked for.
-    found = [each for row in rows for each in (*row, *[Found("")] * (width - len(row)))]
-    writer = OutputWriter(reply, question.raw)
-    for output in question.outputs:
+    # A search may find fewer hypotheses than were asked for.
+    texts = [each for row in rows for each in (*row, *[TextOutput("")] * (width - len(row)))]
+    writer = OutputWriter(response, request.raw)
+    for output in request.outputs:
         if output == TEXT:
-            writer.text(output, shape, [each.text for each in found])
+            writer.text(output, shape, [each.text for each in texts])
         elif output == SCORE:
-            writer.floats(output, shape, [each.score for each in found])
+            writer.floats(output, shape, [each.score for each in texts])
         else:
-            length = max(len(each.token_ids) for each in found)
-            flat = [i for each in found for i in (*each.token_ids, *[_PADDING] * (length - len(each.token_ids)))]
+            length = max(len(each.token_ids) for each in texts)
+            flat = [i for each in texts for i in (*each.token_ids, *[_PADDING] * (length - len(each.token_ids)))]
             writer.integers(output, [*shape, length], flat)
-    return reply
+    return response
