@@ -10,7 +10,8 @@ import pytest
 from beamline.serving.api.inference import METHODS, Inference
 from beamline.serving.api.status import StatusCode, status_of
 from beamline.serving.errors import BeamlineError, ComputeError, InvalidRequest, Overloaded, RequestError
-from tests.test_imports import ROOT, all_imports, within
+from tests.support.import_graph import all_imports
+from tests.test_imports import ROOT, within
 
 API = ROOT / "serving" / "api"
 GRPC_SERVICES = (API / "grpc", API / "open_inference")
