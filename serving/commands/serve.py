@@ -10,7 +10,7 @@ import signal
 import threading
 from pathlib import Path
 
-from beamline.serving.backends.devices import WISHES
+from beamline.serving.backends.selection import WISHES
 from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.settings import MOST_SLOWDOWN

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.rewrites.plain_step import with_plain_branch
 from tests.support.few_bits import in_few_bits
@@ -28,8 +28,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> MarianShape:
     return found
 
 
-def backend_of(model: MarianShape) -> OnnxRuntimeBackend:
-    backend = OnnxRuntimeBackend(model.folder, model.manifest, threads=1)
+def backend_of(model: MarianShape) -> CpuBackend:
+    backend = CpuBackend(model.folder, model.manifest, threads=1)
     backend.allocate(SHAPE.batch, SHAPE)
     backend.resize(SHAPE, 0)
     for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9], [4]])):

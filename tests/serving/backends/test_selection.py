@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from beamline.serving.backends.devices import Machine, choose, choose_for
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.backends.probe import CudaDevice, Probe
+from beamline.serving.backends.selection import Machine, choose, choose_for
 from beamline.serving.commands.doctor import report
 from beamline.serving.contract.tensorrt_plans import usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
