@@ -26,14 +26,14 @@ from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.shortlist import load_lexicon
 from beamline.serving.errors import ModelError
 from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
-from beamline.serving.rewrites.quantized import in_dialect
+from beamline.serving.rewrites.quantized import with_quantized_operators
 from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
 
 
 class CpuBackend(SlotBackend):
     def __init__(self, folder: Path, manifest: Manifest, threads: int, shortlist: bool = False) -> None:
         """`shortlist`: each request may only say what the version's lexical table has for its source."""
-        rewrites: tuple[Rewrite, ...] = (in_dialect,) if manifest.precision in ("int8", "int4") else ()
+        rewrites: tuple[Rewrite, ...] = (with_quantized_operators,) if manifest.precision in ("int8", "int4") else ()
         graphs = CpuGraphs(folder, manifest, threads, rewrites)
         if manifest.graphs.encoder is not None:
             graphs.open("encoder")
