@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import ROOT, environment
 
 
-@pytest.mark.parametrize("package", ["beamline.serving.backends.onnxruntime", "converters"])
+@pytest.mark.parametrize("package", ["beamline.serving.backends.cpu", "converters"])
 def test_the_runtime_writes_no_device_id_and_starts_no_uploader(package: str, tmp_path: Path) -> None:
     graph = next((ROOT / "model_repo" / "en-de").glob("*/encoder.onnx"))
     code = f"import {package}, onnxruntime; onnxruntime.InferenceSession({str(graph)!r})"

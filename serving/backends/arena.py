@@ -1,92 +1,163 @@
-"""Flat host buffers, viewed at the current shape.
+"""One state tensor of all slots: a flat buffer in a device's memory, viewed at the current shape.
 
-Attention reads the whole cache axis, so its length must follow what is alive, not the limit. A buffer is
-reserved once for the largest shape; at a smaller one the rows lie closer together in it. Memory that was never
-touched costs nothing: the pages are the operating system's until they are written.
+Attention reads the whole cache axis, so its length must follow what is alive, not the limit. A buffer is reserved once
+for the largest shape; at a smaller one the slots lie closer together in it. Memory of the host that was never touched
+costs nothing: the pages are the operating system's until they are written.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
-from contextlib import suppress
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.contract.backend import Shape
-from beamline.serving.contract.manifest import StateKind, StateTensor
+from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.errors import ModelError
 
-_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
-_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+Sizes = Mapping[str, int]
 
 
-def sizes(tensor: StateTensor, rows: int, shape: Shape) -> tuple[int, ...]:
-    axes = {"B": rows, "K": shape.beams, "C": shape.cache, "S": shape.source}
-    return tuple(axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape)
+class Layout:
+    """How one slot lies in memory at some sizes: as `rows` pieces, each of `length` entries along the last axis that
+    can change. `entry`, `piece` and `slot` are bytes."""
+
+    def __init__(self, spec: TensorSpec, sizes: Sizes) -> None:
+        self.shape = sizes_of(spec.axes[1:], sizes)
+        changing = [place for place, axis in enumerate(spec.axes[1:]) if isinstance(axis, str)]
+        split = changing[-1] if changing else 0
+        if any(place not in (0, split) for place in changing):
+            raise ModelError(f"{spec.name} has axes {spec.axes}, which can't be laid out anew")
+        self.split = split
+        self.rows = math.prod(self.shape[:split])
+        self.length = self.shape[split] if self.shape else 1
+        self.entry = math.prod(self.shape[split + 1 :]) * item_bytes(spec.dtype)
+        self.piece = self.length * self.entry
+        self.slot = self.rows * self.piece
 
 
 class Arena:
-    """One state tensor of all slots."""
+    """Its memory is freed with it."""
 
-    def __init__(self, tensor: StateTensor, slots: int, largest: Shape, fill: float = 0) -> None:
-        self.tensor = tensor
+    def __init__(
+        self,
+        spec: TensorSpec,
+        slots: int,
+        largest: Sizes,
+        device: Device,
+        fill: NDArray[Any] | None = None,
+        masked: bool = False,
+    ) -> None:
+        """`fill`: what an empty slot holds, where that is not zeros. `masked`: nobody looks at what was not written, as
+        in a cache; so it only has to be finite, and gigabytes of it need not be wiped."""
+        self.spec = spec
         self.slots = slots
-        self.largest = largest
-        self.fill = fill
-        dtype = np.dtype(tensor.dtype)
-        count = math.prod(sizes(tensor, slots, largest))
-        self._pages = mmap.mmap(-1, max(1, count) * dtype.itemsize)
-        if _NO_HUGE_PAGES is not None:
-            # A row's first entries lie far apart, head by head: to zero two megabytes around each is a long pause.
-            self._pages.madvise(_NO_HUGE_PAGES)
-        self._touched = 0  # bytes from the beginning that the operating system was asked for beforehand
-        self.flat: NDArray[Any] = np.frombuffer(self._pages, dtype, count)
-        self.view = self._at(largest)  # [slots, ...]
+        self._device = device
+        self._masked = masked
+        self.layout = Layout(spec, largest)
+        self.nbytes = aligned(max(1, slots * self.layout.slot))
+        self.address = self._allocate(self.nbytes)
+        self._populated = 0  # bytes from the beginning
+        self._blank: int | None = None  # a slot that holds `fill`, at the largest sizes
+        if fill is not None:
+            blank = np.full(self.layout.slot // fill.itemsize, fill)
+            self._blank = self._allocate(aligned(blank.nbytes))
+            device.upload(self._blank, blank)
+            for slot in range(slots):
+                self.clear(slot)
 
-    def _at(self, shape: Shape) -> NDArray[Any]:
-        dimensions = sizes(self.tensor, self.slots, shape)
-        return self.flat[: math.prod(dimensions)].reshape(dimensions)
+    def _allocate(self, nbytes: int) -> int:
+        address = self._device.allocate(nbytes)
+        weakref.finalize(self, self._device.free, address)
+        return address
 
-    @property
-    def address(self) -> int:
-        return int(self.flat.ctypes.data)
+    def tensor(self, batch: int) -> DeviceTensor:
+        return DeviceTensor(self.address, self.spec.dtype, (batch, *self.layout.shape))
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.flat.nbytes)
-
-    def resize(self, shape: Shape, rows: int) -> bool:
-        """Lays the first `rows` rows out for another shape; what they did not have before is filled. Not so in a cache,
-        where it is masked and only has to be finite: filling gigabytes would be a pause that everybody notices."""
-        new = self._at(shape)
-        if new.shape == self.view.shape:
-            return False
-        common = tuple(slice(0, min(a, b)) for a, b in zip(self.view.shape[1:], new.shape[1:], strict=True))
-        # Old and new overlap: in this order, no row is written to before it was read.
-        for row in reversed(range(rows)) if new.size > self.view.size else range(rows):
-            kept = self.view[row][common]
-            if np.may_share_memory(kept, new[row]):
-                kept = kept.copy()
-            if self.tensor.kind is not StateKind.CACHE:
-                new[row] = self.fill
-            new[row][common] = kept
-        self.view = new
-        return rows > 0
-
-    def touch(self, shape: Shape, most: int) -> int:
-        """Has the operating system give the pages that steps of this shape will use, at most so many bytes now. Returns
-        how many it gave."""
-        wanted = math.prod(sizes(self.tensor, shape.batch, shape)) * self.flat.itemsize
-        end = min(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE, self._touched + most, len(self._pages))
-        given = end - self._touched
-        if given <= 0:
-            return 0
-        with suppress(OSError):  # on an older kernel whoever touches them first waits for them, as always
-            self._pages.madvise(_POPULATE_WRITE, self._touched, given)
-        self._touched += -(-given // mmap.PAGESIZE) * mmap.PAGESIZE
-        return given
+    def at(self, slot: int) -> int:
+        return self.address + slot * self.layout.slot
 
     def clear(self, slot: int) -> None:
-        self.view[slot] = self.fill
+        self._clear(self.at(slot), self.layout.slot)
+
+    def _clear(self, address: int, nbytes: int, rows: int = 1) -> None:
+        """Rows that are a piece apart."""
+        piece = self.layout.piece
+        if self._blank is None:
+            self._device.zero(address, nbytes, rows, piece)
+        else:
+            self._device.copy(address, self._blank, nbytes, rows, (piece, piece))
+
+    def _clear_rest(self, slot: int, rows: int, kept: int) -> None:
+        """All of a slot but the first bytes of its first rows."""
+        layout = self.layout
+        self._clear(self.at(slot) + kept, layout.piece - kept, rows)
+        self._clear(self.at(slot) + rows * layout.piece, (layout.rows - rows) * layout.piece)
+
+    def move(self, source: int, target: int) -> None:
+        self._device.copy(self.at(target), self.at(source), self.layout.slot)
+
+    def write(self, slot: int, values: NDArray[Any]) -> None:
+        """All of a slot."""
+        assert values.nbytes == self.layout.slot, (self.spec, values.shape)
+        self._device.upload(self.at(slot), values)
+
+    def take(self, slot: int, source: DeviceTensor, row: int, length: int) -> int:
+        """The first `length` entries of a row of another tensor, which may have more of them. Returns how many bytes
+        were copied."""
+        layout, shape = self.layout, source.shape[1:]
+        rows = layout.rows
+        theirs = (shape[layout.split] if shape else 1) * layout.entry
+        if layout.split and isinstance(self.spec.axes[1], str):  # another axis that can change, before the last one
+            rows = rows // layout.shape[0] * min(length, layout.shape[0], shape[0])
+        begin = source.address + row * (source.nbytes // source.shape[0])
+        nbytes = min(length * layout.entry, layout.piece, theirs)
+        self._device.copy(self.at(slot), begin, nbytes, rows, (layout.piece, theirs))
+        return rows * nbytes
+
+    def spread(self, slot: int, source: DeviceTensor, row: int) -> None:
+        """One row without a beam axis, to all beams of the slot: [B, ...] -> [K, ...]."""
+        nbytes = source.nbytes // source.shape[0]
+        for beam in range(self.layout.shape[0]):
+            self._device.copy(self.at(slot) + beam * nbytes, source.address + row * nbytes, nbytes)
+
+    def resize(self, sizes: Sizes, slots: int) -> bool:
+        """Lays the first `slots` slots out for other sizes; what they did not have before is empty, where anybody looks
+        at it. Whether there was anything to copy."""
+        old, new = self.layout, Layout(self.spec, sizes)
+        if old.shape == new.shape:
+            return False
+        self.layout = new
+        rows, piece = min(old.rows, new.rows), min(old.piece, new.piece)
+        # The old and the new places overlap: in this order, no slot is written to before it was read.
+        for slot in reversed(range(slots)) if new.slot > old.slot else range(slots):
+            source = self.address + slot * old.slot
+            self._device.move(self.at(slot), source, piece, rows, (new.piece, old.piece))
+            if not self._masked:
+                self._clear_rest(slot, rows, piece)
+        return slots > 0
+
+    def keep(self, slot: int, entries: Sequence[int]) -> None:
+        """Only these entries along the changing axis, in this order, at its beginning."""
+        layout = self.layout
+        index = np.asarray(entries, np.int64)
+        # What stays where it is (a prompt, a common past) is not copied.
+        moved = np.flatnonzero(index != np.arange(len(index)))
+        if len(moved):
+            first = int(moved[0])
+            target = self.at(slot) + first * layout.entry
+            pitches = (layout.piece, layout.piece)
+            self._device.gather(target, self.at(slot), index[first:], layout.entry, layout.rows, pitches)
+        if not self._masked:
+            self._clear_rest(slot, layout.rows, len(index) * layout.entry)
+
+    def populate(self, sizes: Sizes, most: int) -> int:
+        """Takes the memory that steps of these sizes will use from the operating system, at most so many bytes now.
+        Returns how many it got."""
+        wanted = math.prod(sizes_of(self.spec.axes, sizes)) * item_bytes(self.spec.dtype)
+        given = self._device.populate(self.address, self._populated, min(wanted - self._populated, most))
+        self._populated += given
+        return given

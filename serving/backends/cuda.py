@@ -9,11 +9,13 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ComputeError, ModelError
 
 _current = threading.local()  # the device that this thread has told CUDA that it means
@@ -22,6 +24,8 @@ _current = threading.local()  # the device that this thread has told CUDA that i
 class CudaDevice:
     """Use it from one thread at a time. `waits` counts how often the host stood still. Its memory goes with it, so that
     of an unloaded model, too: each has its own."""
+
+    part: int | None = None  # it copies while the host goes on
 
     def __init__(self, number: int) -> None:
         from cuda.bindings import runtime
@@ -32,6 +36,7 @@ class CudaDevice:
         self._enter()
         self._stream = self._check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
         self._allocated: set[int] = set()
+        self._scratch = self._scratch_bytes = 0  # where copies go between that overlap; the stream keeps their order
         release = weakref.finalize(self, _release, runtime, self._stream, self._allocated)
         release.atexit = False  # the driver does that itself, and may be gone by then
 
@@ -73,6 +78,9 @@ class CudaDevice:
         self._allocated.discard(address)
         self._cuda.cudaFreeAsync(address, self._stream)  # at exit there may be no driver any more: no check
 
+    def populate(self, address: int, start: int, nbytes: int) -> int:
+        return 0
+
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         address = int(self._check(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocDefault)))
         array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
@@ -104,10 +112,35 @@ class CudaDevice:
             )
             self._check(answer)
 
-    def zero(self, address: int, nbytes: int) -> None:
+    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
+        scratch = self._scratch_for(rows * nbytes)
+        self.copy(scratch, source, nbytes, rows, (nbytes, pitches[1]))
+        self.copy(target, scratch, nbytes, rows, (pitches[0], nbytes))
+
+    def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
+        first, end = int(index.min()), int(index.max()) + 1
+        pitch = (end - first) * entry
+        scratch = self._scratch_for(rows * pitch)
+        self.copy(scratch, source + first * entry, pitch, rows, (pitch, pitches[1]))
+        for begin, origin, count in runs(index):
+            piece = scratch + (origin - first) * entry
+            self.copy(target + begin * entry, piece, count * entry, rows, (pitches[0], pitch))
+
+    def _scratch_for(self, nbytes: int) -> int:
+        if nbytes > self._scratch_bytes:
+            if self._scratch:
+                self.free(self._scratch)
+            self._scratch, self._scratch_bytes = self.allocate(nbytes), nbytes
+        return self._scratch
+
+    def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
+        if nbytes == 0 or rows == 0:
+            return
         self._enter()
-        if nbytes:
-            self._check(self._cuda.cudaMemsetAsync(address, 0, nbytes, self._stream))
+        if rows == 1 or pitch == nbytes:
+            self._check(self._cuda.cudaMemsetAsync(address, 0, rows * nbytes, self._stream))
+        else:
+            self._check(self._cuda.cudaMemset2DAsync(address, pitch, 0, nbytes, rows, self._stream))
 
     def mark(self) -> Any:
         self._enter()
@@ -140,6 +173,13 @@ class CudaDevice:
 
         weakref.finalize(replay, self._cuda.cudaGraphExecDestroy, executable)
         return replay
+
+
+def runs(index: Ints) -> list[tuple[int, int, int]]:
+    """Neighbours stay neighbours: (where to, where from, how many)."""
+    entries: list[int] = index.tolist()
+    starts = [0, *(place for place, (a, b) in enumerate(pairwise(entries), 1) if b != a + 1), len(entries)]
+    return [(begin, entries[begin], end - begin) for begin, end in pairwise(starts) if begin < end]
 
 
 def _release(cuda: Any, stream: Any, allocated: set[int]) -> None:

@@ -1,19 +1,22 @@
-"""What a GPU has to be able to do, in the few words that the rest of the server uses.
+"""What the memory of slots has to be able to do, wherever it is, and what a GPU has to be able to do besides.
 
-A device has memory and one stream: whatever is asked of it happens later, in the order of asking. The host waits only
-where it calls `wait`. `cuda.py` is the real one; `tests/support/emulator.py` does the same with host memory, and
-refuses what a GPU would not forgive.
+A `Device` is the host's memory (`host.py`) or a GPU's. A `Gpu` also has a stream: whatever is asked of it happens
+later, in the order of asking, and the host waits only where it calls `wait`. `cuda.py` is the real one;
+`tests/support/emulator.py` does the same with host memory, and refuses what a GPU would not forgive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from beamline.serving.contract.backend import Ints
+from beamline.serving.errors import ModelError
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
 
@@ -29,7 +32,11 @@ def aligned(nbytes: int) -> int:
 
 
 class Device(Protocol):
-    """One GPU. Addresses are plain numbers."""
+    """Memory, and the copies within it. Addresses are plain numbers."""
+
+    # How many bytes may be copied between two steps without a pause that somebody notices; None where the device copies
+    # while the host goes on.
+    part: int | None
 
     def allocate(self, nbytes: int) -> int:
         """Zeroed. Raises `ModelError` where there is not enough."""
@@ -37,19 +44,36 @@ class Device(Protocol):
     def free(self, address: int) -> None:
         """When all that was asked for before is done."""
 
-    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory that the device copies from and to while the host does something else."""
+    def populate(self, address: int, start: int, nbytes: int) -> int:
+        """Takes a part of an allocation from the operating system before it is used; how many bytes that were. 0 where
+        memory that is allocated is there."""
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
         """A pinned array is read when its turn comes; any other one at once."""
 
+    def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
+        """`rows` pieces of `nbytes`; the pitches say how far apart they are in the target and in the source. Target and
+        source don't overlap."""
+
+    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
+        """As `copy`, but they may overlap."""
+
+    def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
+        """Entry i of each row of the target becomes entry index[i] of the same row of the source; an entry has `entry`
+        bytes. Target and source may overlap."""
+
+    def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
+        """`rows` pieces of `nbytes`, a pitch apart."""
+
+
+class Gpu(Device, Protocol):
+    """A device with a stream of its own."""
+
+    def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        """Host memory that the device copies from and to while the host does something else."""
+
     def download(self, array: NDArray[Any], address: int) -> None:
         """It is there when a later mark is reached; into a pinned array, the host need not wait for it."""
-
-    def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
-        """`rows` pieces of `nbytes`; the pitches say how far apart they are in the target and in the source."""
-
-    def zero(self, address: int, nbytes: int) -> None: ...
 
     def mark(self) -> Any:
         """The point in the stream that all that was asked for so far leads to."""
@@ -88,11 +112,14 @@ class DeviceTensor:
         return math.prod(self.shape) * item_bytes(self.dtype)
 
 
-class GraphRunner(Protocol):
-    """The graphs of one version on one device: TensorRT plans, or ONNX Runtime sessions."""
+Tensors = dict[str, DeviceTensor]
 
-    records: bool  # whether launches may be recorded and repeated
-    max_slots: int | None  # that its graphs can be run with at once
+
+class Graphs(Protocol):
+    """The graphs of one version: what they look like, what they can be run with, and runs that happen once per request,
+    in memory of their own: encoder, prefill, scores, and models that classify or embed."""
+
+    max_slots: int | None  # that they can be run with at once
 
     def spec(self, graph: str) -> GraphSpec: ...
 
@@ -101,6 +128,30 @@ class GraphRunner(Protocol):
 
     def most(self, graph: str, axis: str) -> int | None:
         """The largest size of an axis that the graph can be run with; None where it has no limit."""
+
+    def run(
+        self, graph: str, feeds: Mapping[str, NDArray[Any]], bound: Mapping[str, DeviceTensor] | None = None
+    ) -> tuple[Tensors, object]:
+        """Its inputs and outputs; `bound` are those that are on the device already. They live as long as the second
+        result."""
+
+    def fetch(self, graph: str, feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The values of some outputs."""
+
+
+class GraphRunner(Protocol):
+    """The graphs of one version on a GPU: TensorRT plans, or ONNX Runtime sessions."""
+
+    records: bool  # whether launches may be recorded and repeated
+    max_slots: int | None  # that its graphs can be run with at once
+
+    def spec(self, graph: str) -> GraphSpec: ...
+
+    def cache_length(self, entries: int) -> int:
+        """As `Graphs`."""
+
+    def most(self, graph: str, axis: str) -> int | None:
+        """As `Graphs`."""
 
     def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
         """A launch of the graph on these tensors, to be called any number of times; `keep` says that it will be called
@@ -113,3 +164,21 @@ def sizes_of(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> tuple[int
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return math.prod(int(part) if part.isdigit() else sizes[part] for part in axis.replace(" ", "").split("*"))
+
+
+def named_sizes(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The sizes of the axes that have a name."""
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        for axis, size in zip(spec.axes, shapes.get(spec.name, ()), strict=False):
+            if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
+                raise ModelError(f"{spec.name} has {size} along {axis}, where others have {sizes[axis]}")
+    return sizes
+
+
+def check_slots(graphs: Graphs, slots: int) -> None:
+    if graphs.max_slots is not None and slots > graphs.max_slots:
+        raise ModelError(
+            f"the plans hold {graphs.max_slots} requests at once: serve with --max-slots {graphs.max_slots}, "
+            f"or run `beamline build --plan-slots {slots}`"
+        )

@@ -6,9 +6,10 @@ import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamline.serving.backends.device import Device, GraphRunner
-from beamline.serving.backends.devices import Choice
+from beamline.serving.backends.device import Gpu, GraphRunner
+from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.backends.selection import Choice
 from beamline.serving.contract.backend import Backend, PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.errors import ModelError
@@ -31,17 +32,17 @@ def make_backend(
 ) -> Made:
     """`options` are those of ONNX Runtime's CUDA provider."""
     if device is None:
-        from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+        from beamline.serving.backends.cpu import CpuBackend
 
         if manifest.precision == "bfloat16":
             raise ModelError(f"{folder} is in bfloat16, which only GPUs compute; convert it to float32 for the CPU")
-        return Made(OnnxRuntimeBackend(folder, manifest, threads, shortlist))
+        return Made(CpuBackend(folder, manifest, threads, shortlist))
     if shortlist:
         raise ModelError(f"{folder} can't have a shortlist on a GPU: serve it on the CPU, or without")
-    from beamline.serving.backends.device_backend import DeviceBackend
+    from beamline.serving.backends.gpu import GpuBackend
 
     gpu, runner, buckets = _on_gpu(folder, manifest, choice, device, options)
-    return Made(DeviceBackend(manifest, gpu, runner), buckets)
+    return Made(GpuBackend(manifest, gpu, runner), buckets)
 
 
 def make_pooled(
@@ -49,21 +50,21 @@ def make_pooled(
 ) -> PooledBackend:
     """On the CPU, or on the first of the devices that were chosen."""
     if not choice.devices:
-        from beamline.serving.backends.pooled import OnnxRuntimePooled
+        from beamline.serving.backends.onnxruntime_cpu import CpuGraphs
 
-        return OnnxRuntimePooled(folder, manifest, threads)
-    from beamline.serving.backends.device_once import DevicePooled
+        return PooledGraphBackend(manifest, CpuGraphs(folder, manifest, threads), rows)
+    from beamline.serving.backends.one_shot import GpuGraphs
 
     gpu, runner, _ = _on_gpu(folder, manifest, choice, choice.devices[0], options)
-    return DevicePooled(manifest, gpu, runner, rows)
+    return PooledGraphBackend(manifest, GpuGraphs(gpu, runner), rows)
 
 
 def _on_gpu(
     folder: Path, manifest: AnyManifest, choice: Choice, device: CudaDevice, options: dict[str, str]
-) -> tuple[Device, GraphRunner, tuple[int, ...] | None]:
-    from beamline.serving.backends.cuda import CudaDevice as Gpu
+) -> tuple[Gpu, GraphRunner, tuple[int, ...] | None]:
+    from beamline.serving.backends.cuda import CudaDevice as CudaGpu
 
-    gpu = Gpu(device.number)
+    gpu = CudaGpu(device.number)
     if choice.kind == "tensorrt":
         from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 

@@ -12,13 +12,12 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
+from beamline.serving.backends.device import DeviceTensor, GraphSpec
+from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ModelError
 
-_ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
-_NAMES = {"tensor(float)": "float32"}
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
 _BREAKS_HALF = ("MatmulTransposeFusion",)
 
@@ -52,10 +51,7 @@ class OnnxRuntimeCudaRunner:
                 self._session(name)
 
     def spec(self, graph: str) -> GraphSpec:
-        session = self._session(graph)
-        return GraphSpec(
-            tuple(_spec(each) for each in session.get_inputs()), tuple(_spec(each) for each in session.get_outputs())
-        )
+        return graph_spec(self._session(graph))
 
     def cache_length(self, entries: int) -> int:
         return entries
@@ -67,19 +63,15 @@ class OnnxRuntimeCudaRunner:
         session = self._session(graph)
         binding = session.io_binding()
         for each in session.get_inputs():
-            self._bind(binding.bind_input, each.name, tensors[each.name])
+            bind(binding.bind_input, each.name, tensors[each.name], self._place, self._device)
         for each in session.get_outputs():
-            self._bind(binding.bind_output, each.name, tensors[each.name])
+            bind(binding.bind_output, each.name, tensors[each.name], self._place, self._device)
         options = _run_options()
 
         def run() -> None:
             session.run_with_iobinding(binding, options)
 
         return lambda: self._launch(run)
-
-    def _bind(self, bind: Callable[..., None], name: str, tensor: DeviceTensor) -> None:
-        # The number of the type, because numpy has no bfloat16.
-        bind(name, self._place, self._device, _ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.address)
 
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:
@@ -165,8 +157,3 @@ def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> No
             f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "
             "sizes may be; serve the model with --device cpu or tensorrt"
         )
-
-
-def _spec(argument: Any) -> TensorSpec:
-    dtype = _NAMES.get(argument.type) or argument.type.removeprefix("tensor(").removesuffix(")")
-    return TensorSpec(argument.name, dtype, tuple(argument.shape))

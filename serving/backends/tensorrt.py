@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from beamline.serving.backends.device import Device, DeviceTensor, GraphSpec, TensorSpec
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
 from beamline.serving.errors import ComputeError, ModelError
@@ -48,7 +48,7 @@ class Runtime(Protocol):
 
 
 class TensorRtRunner:
-    def __init__(self, folder: Path, manifest: AnyManifest, device: Device, runtime: Runtime) -> None:
+    def __init__(self, folder: Path, manifest: AnyManifest, device: Gpu, runtime: Runtime) -> None:
         self._folder = folder
         self._device = device
         self._runtime = runtime

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from beamline.serving.backends.devices import Choice, Machine, choose, look
+from beamline.serving.backends.selection import Choice, Machine, choose, look
 from beamline.serving.contract.manifest import read_any_manifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, read_cards, stale
 from beamline.serving.errors import BeamlineError, ModelError

@@ -10,7 +10,7 @@ import signal
 import threading
 from pathlib import Path
 
-from beamline.serving.backends.devices import WISHES
+from beamline.serving.backends.selection import DEVICE_OPTIONS
 from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.settings import MOST_SLOWDOWN
@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
-    parser.add_argument("--device", choices=WISHES, default=config.device, help="what runs the models (%(default)s)")
+    parser.add_argument(
+        "--device", choices=DEVICE_OPTIONS, default=config.device, help="what runs the models (%(default)s)"
+    )
     parser.add_argument("--threads", type=positive, default=0, metavar="N", help="of a model (default: every core)")
     parser.add_argument(
         "--engines",

@@ -60,7 +60,7 @@ class StepInputs:
 
     @property
     def plain(self) -> bool:
-        """Whether nobody wishes anything of this step."""
+        """Whether no request forces, edits, samples or reports anything in this step: the graph's fast path."""
         lists = self.edit_index.size + self.sample_rows.size + self.report_rows.size
         return lists == 0 and bool((self.forced < 0).all())
 
@@ -140,7 +140,7 @@ class Backend(Protocol):
         """Keeps only these cache entries of a slot, in this order, at its beginning."""
 
     def zero(self, slot: int) -> None:
-        """Wipes a slot, so that nothing of its tenant can reach the next one."""
+        """Wipes a slot, so that nothing of its request can reach the next one."""
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step of the current shape."""

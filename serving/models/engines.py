@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from beamline.serving.backends.devices import ON_CPU, Choice
 from beamline.serving.backends.factory import make_backend, make_pooled
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.backends.selection import ON_CPU, Choice
 from beamline.serving.contract.manifest import Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.capacity import Plan

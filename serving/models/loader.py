@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from beamline.serving.backends.devices import choose, choose_for, look
+from beamline.serving.backends.selection import choose, choose_for, look
 from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats

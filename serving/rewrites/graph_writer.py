@@ -24,7 +24,7 @@ class StoredWeights:
     axis: int  # which has the scales: one per channel, or the one that blocks cut
     shape: tuple[int, ...]
     block: int = 0  # how many neighbours share a scale; 0 where a whole channel does
-    turned: bool = False  # what is multiplied is its transpose
+    transposed: bool = False  # what is multiplied is its transpose
 
 
 class GraphWriter:

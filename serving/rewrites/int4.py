@@ -6,7 +6,7 @@ company, and what differs by 1e-7 may be rounded to another level in the next la
 one is multiplied once more, which takes no longer.
 
 On disk a block is of signed numbers, which every runtime reads; this operator wants the same four bits with their zero
-at 8. That is the highest bit of each, turned over: the runtime does it once, when it loads.
+at 8. That is the highest bit of each, flipped: the runtime does it once, when it loads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Int4Products:
         self._guarded: dict[str, str] = {}
         self._in_company: dict[str, str] = {}
 
-    def product(self, node: onnx.NodeProto, weights: StoredWeights, nonsense_spreads: bool) -> None:
-        """`nonsense_spreads`: a row of the input is wholly NaN as soon as any of it is."""
+    def product(self, node: onnx.NodeProto, weights: StoredWeights, nan_spreads: bool) -> None:
+        """`nan_spreads`: a row of the input is wholly NaN as soon as any of it is."""
         writer, (height, width) = self._writer, weights.shape
-        x = node.input[0] if nonsense_spreads else self._keep_nonsense(node.input[0])
+        x = node.input[0] if nan_spreads else self._keep_nan(node.input[0])
         packed = (height, width // weights.block, weights.block // 2)
         stored = writer.seen_as(weights.values, f"{weights.values}_bytes", onnx.TensorProto.UINT8, packed)
-        turned_over = writer.constant("highest_bits", np.uint8(_HIGHEST_BITS))
-        values = writer.shared("BitwiseXor", [stored, turned_over], name=f"{stored}_unsigned")
+        highest_bits = writer.constant("highest_bits", np.uint8(_HIGHEST_BITS))
+        values = writer.shared("BitwiseXor", [stored, highest_bits], name=f"{stored}_unsigned")
         product = writer.add(
             "MatMulNBits",
             [self._with_company(x, width), values, weights.scale],
@@ -57,7 +57,7 @@ class Int4Products:
             self._in_company[x] = writer.add("Concat", [rows, first], f"{name}_with_company", axis=0)
         return self._in_company[x]
 
-    def _keep_nonsense(self, x: str) -> str:
+    def _keep_nan(self, x: str) -> str:
         """Rounding may step over a NaN, unless the whole row is one: a sum times zero, added to each, makes it so."""
         if x not in self._guarded:
             writer, name = self._writer, f"{PREFIX}{x}"

@@ -28,7 +28,7 @@ _LARGEST_SUM = 32_767
 
 
 def row_levels(largest_pair: int) -> int:
-    """On either side of zero; zero itself is one more than that in a quantised row. `largest_pair`: what two weights
+    """On either side of zero; zero itself is one more than that in a quantized row. `largest_pair`: what two weights
     whose products are added first add up to at most."""
     return next(levels for levels in (WHOLE_BYTE, 63) if (2 * levels + 1) * largest_pair <= _LARGEST_SUM)
 
@@ -43,7 +43,7 @@ class FixedScale:
 
 @dataclass(frozen=True)
 class _Rows:
-    """A quantised activation: [rows, width] of bytes, and [rows, 1] scales."""
+    """A quantized activation: [rows, width] of bytes, and [rows, 1] scales."""
 
     values: str
     scale: str
@@ -54,7 +54,7 @@ class Int8Products:
         self._writer = writer
         self._levels = levels
         self._rows: dict[str, _Rows] = {}
-        self._watched: dict[str, str] = {}  # by activation: zeros, or nonsense where one of these has it; the last: all
+        self._watched: dict[str, str] = {}  # by activation: zeros, NaN where it or one before has any
 
     def fixed_product(
         self, node: onnx.NodeProto, weights: StoredWeights, fixed: FixedScale, bias: onnx.NodeProto | None
@@ -71,15 +71,15 @@ class Int8Products:
         writer.add("MatMulIntegerToFloat", inputs, output, domain=CONTRIB)
 
     def watch(self, x: str, weights: StoredWeights) -> None:
-        """Keeps in mind that x may have nonsense, which a fixed scale rounds away."""
+        """Notes the rows of x that have a NaN, which a fixed scale would round to a number."""
         if x not in self._watched:
             name, width = f"{PREFIX}{x}_watched", self._width(weights)
             seen = [next(reversed(self._watched.values()))] if self._watched else []
             inputs = [self._writer.flat(x, width), self._zeros(width), *seen]
             self._watched[x] = self._writer.add("Gemm", inputs, name)
 
-    def with_nonsense(self, scores: str) -> str:
-        """The scores [B, K] of the rows that were watched, not numbers where a row's numbers were not."""
+    def with_nan(self, scores: str) -> str:
+        """The scores [B, K] of the rows that were watched: NaN where a row had one."""
         if not self._watched:
             return scores
         writer, seen = self._writer, next(reversed(self._watched.values()))
@@ -88,26 +88,26 @@ class Int8Products:
         return writer.add("Add", [scores, seen], f"{PREFIX}{scores}_watched")
 
     def _matrix(self, weights: StoredWeights) -> str:
-        if not weights.turned:
+        if not weights.transposed:
             return weights.values
-        # The runtime turns the 8-bit matrix around once, when it loads.
+        # The runtime transposes the 8-bit matrix once, when it loads.
         name = f"{PREFIX}{weights.values}_transposed"
         return self._writer.shared("Transpose", [weights.values], name=name, perm=[1, 0])
 
     @staticmethod
     def _width(weights: StoredWeights) -> int:
         """Of what it is multiplied with."""
-        return weights.shape[1 if weights.turned else 0]
+        return weights.shape[1 if weights.transposed else 0]
 
     def _zeros(self, width: int) -> str:
         return self._writer.constant(f"zeros_{width}", np.zeros((width, 1), np.float32))
 
-    def product(self, node: onnx.NodeProto, weights: StoredWeights, nonsense_spreads: bool) -> None:
-        """`nonsense_spreads`: a row of the input is wholly NaN as soon as any of it is."""
+    def product(self, node: onnx.NodeProto, weights: StoredWeights, nan_spreads: bool) -> None:
+        """`nan_spreads`: a row of the input is wholly NaN as soon as any of it is."""
         writer, width = self._writer, self._width(weights)
-        height = weights.shape[0 if weights.turned else 1]
+        height = weights.shape[0 if weights.transposed else 1]
         name = f"{PREFIX}{node.output[0]}"
-        rows = self._quantise_rows(node.input[0], width, nonsense_spreads)
+        rows = self._quantize_rows(node.input[0], width, nan_spreads)
         one, offset = writer.constant("one", np.float32(1)), writer.constant("offset", np.uint8(self._levels + 1))
         inputs = [rows.values, self._matrix(weights), one, weights.scale, offset]
         product = writer.add("MatMulIntegerToFloat", inputs, f"{name}_product", domain=CONTRIB)
@@ -122,15 +122,15 @@ class Int8Products:
         full = writer.add("Cast", [rows], f"{name}_full", to=onnx.TensorProto.FLOAT)
         writer.add("Mul", [full, scale], node.output[0])
 
-    def _quantise_rows(self, x: str, width: int, nonsense_spreads: bool) -> _Rows:
+    def _quantize_rows(self, x: str, width: int, nan_spreads: bool) -> _Rows:
         if x not in self._rows:
             writer, name = self._writer, f"{PREFIX}{x}"
             flat = writer.flat(x, width)
             magnitude = writer.add("Abs", [flat], f"{name}_magnitude")
             peak = writer.add("ReduceMax", [magnitude, writer.constant("last", np.array([-1]))], f"{name}_peak")
             column = writer.add("Mul", [peak, writer.constant("level", np.float32(1 / self._levels))], f"{name}_column")
-            if not nonsense_spreads:
-                column = self._keep_nonsense(flat, width, column, name)
+            if not nan_spreads:
+                column = self._keep_nan(flat, width, column, name)
             scale = writer.add("Reshape", [column, writer.constant("line", np.array([-1]))], f"{name}_scale")
             values = writer.add("QuantizeLinear", [flat, scale, self._offsets(x, scale)], f"{name}_levels", axis=0)
             self._rows[x] = _Rows(values, column)
@@ -143,7 +143,7 @@ class Int8Products:
         offset = writer.constant("offsets", np.array([self._levels + 1], np.uint8))
         return writer.shared("Expand", [offset, shape], ("offsets", rows))
 
-    def _keep_nonsense(self, flat: str, width: int, column: str, name: str) -> str:
+    def _keep_nan(self, flat: str, width: int, column: str, name: str) -> str:
         """The runtime's maximum may step over a NaN; a poisoned request would get a confident answer. A sum doesn't:
         of the row times zeros, it adds nothing to its scale, or makes it a NaN."""
         return self._writer.add("Gemm", [flat, self._zeros(width), column], f"{name}_guarded")

@@ -1,4 +1,4 @@
-"""The portable step graph -> one that is short where nobody has a special wish, when a graph is loaded.
+"""Gives the portable step graph a fast path for steps without edits, samples or reports, when a graph is loaded.
 
 A third of a small model's step graph serves forced words, edited logits, samples and reports. Most steps have none of
 them: the host's lists are empty, and a scatter of nothing is what it was before. So all that depends on these lists
@@ -72,7 +72,7 @@ def _with_what_only_they_need(
 
 def _shortened(special: Sequence[onnx.NodeProto], outputs: Sequence[onnx.ValueInfoProto]) -> list[onnx.NodeProto]:
     """Without what does nothing where the lists are empty."""
-    same: dict[str, str] = {}  # by name: what it is where nobody wishes anything
+    same: dict[str, str] = {}  # by name: what it is in a plain step
     empty, never = set(_LISTS), set[str]()
     made: dict[str, onnx.NodeProto] = {}
     for original in special:

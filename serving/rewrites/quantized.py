@@ -1,7 +1,7 @@
-"""A portable graph with weights in few bits -> ONNX Runtime's fast operators for them, when a graph is loaded.
+"""Rewrites a portable quantized graph with ONNX Runtime's fast operators for int8 and int4, when a graph is loaded.
 
-On disk such a weight stands behind `DequantizeLinear`, and products are float; every runtime understands that. Here the
-products are found that have fast operators on the CPU: `int8_dialect.py` and `int4_dialect.py` write those.
+On disk a quantized weight stands behind `DequantizeLinear`, and products are float; every runtime understands that.
+Here the products are found that have fast operators on the CPU; `int8.py` and `int4.py` write those.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SPREADING = ("LayerNormalization", "RMSNormalization")  # one NaN in a row, and
 # Nor does a row become less wholly NaN when it is cut into pieces.
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Sigmoid", "Tanh", "Relu", "Gelu", "Erf")
 _LAYOUT = ("Reshape", "Squeeze", "Unsqueeze", "Split")
-# An input of the step graph, [B, K], that its search reads behind the last product: there a beam's nonsense is seen.
+# An input of the step graph, [B, K], that its search reads behind the last product: there a NaN of a beam is seen.
 _SCORES, _ROWS = "scores", "B K"
 
 
-def in_dialect(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model in the runtime's dialect, its weights still outside."""
-    said = {entry.key: entry.value for entry in model.metadata_props}
-    levels = row_levels(int(said.get(LARGEST_PAIR, ANY_PAIR)))
-    fixed = {name: FixedScale(*values) for name, values in json.loads(said.get(FIXED_SCALES, "{}")).items()}
+def with_quantized_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with the runtime's own operators; its weights stay outside. Changes the model."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    levels = row_levels(int(metadata.get(LARGEST_PAIR, ANY_PAIR)))
+    fixed = {name: FixedScale(*values) for name, values in json.loads(metadata.get(FIXED_SCALES, "{}")).items()}
     _Rewriter(model.graph, levels, fixed if levels == WHOLE_BYTE else {}).rewrite()
     if all(opset.domain != CONTRIB for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
@@ -62,17 +62,17 @@ class _Rewriter:
             looked_up = self._weights.get(node.input[0]) if node.op_type == "Gather" else None
             if weights is not None:
                 self._multiply(node, weights)
-            elif looked_up is not None and looked_up.axis == 0 and not looked_up.turned:
+            elif looked_up is not None and looked_up.axis == 0 and not looked_up.transposed:
                 self._int8.lookup(node, looked_up)
             elif node.output[0] not in folded:
                 if index > self._end and _SCORES in node.input and scores == _SCORES:
-                    scores = self._int8.with_nonsense(_SCORES)
+                    scores = self._int8.with_nan(_SCORES)
                 node.input[:] = [scores if name == _SCORES else name for name in node.input]
                 self._writer.keep(node)
         self._writer.write()
 
     def _multiply(self, node: onnx.NodeProto, weights: StoredWeights) -> None:
-        x, spreads = node.input[0], self._all_or_nothing(node.input[0])
+        x, spreads = node.input[0], self._nan_spreads(node.input[0])
         if node.output[0] in self._fixed:
             if not spreads or x == self._last:
                 self._int8.watch(x, weights)
@@ -83,16 +83,16 @@ class _Rewriter:
     def _multiplied(self, node: onnx.NodeProto) -> StoredWeights | None:
         """By what, where that has a fast operator."""
         weights = self._weights.get(node.input[1]) if node.op_type == "MatMul" else None
-        return weights if weights is not None and (weights.turned or weights.axis == 1) else None
+        return weights if weights is not None and (weights.transposed or weights.axis == 1) else None
 
     def _may_be_fixed(self) -> Iterator[tuple[str, str]]:
-        """Products whose rows may be rounded by a fixed scale, and what they read. That makes numbers of nonsense. Most
-        of what is read comes from a sum that goes on, nonsense and all, to the last product. Not so what attention has
+        """Products whose rows may be rounded by a fixed scale, and what they read. Rounding makes a number of a NaN.
+        Most of what is read comes from a sum that goes on, NaN and all, to the last product. Not so what attention has
         mixed, nor what only the last product reads: there it must be watched, or the row keeps a scale of its own."""
         for node in self._graph.node:
             weights, x = self._products.get(node.output[0]), (*node.input, "")[0]
             watched = self._watches and self._writer.leading(x) == _ROWS
-            seen = watched or (x != self._last and self._all_or_nothing(x))
+            seen = watched or (x != self._last and self._nan_spreads(x))
             if weights is not None and not weights.block and seen:
                 yield node.output[0], x
 
@@ -106,19 +106,19 @@ class _Rewriter:
         for node in self._graph.node:
             product = next((name for name in node.input if name in self._fixed), "")
             alone = node.op_type == "Add" and product and self._readers[product] == 1
-            if alone and any(map(self._is_line, node.input)):
+            if alone and any(map(self._is_stored_vector, node.input)):
                 yield product, node
 
     def _find_weights(self) -> Iterator[tuple[str, StoredWeights]]:
         """What is multiplied by, or looked up in, by the name that it has as floats: matrices [in, out] with scales of
-        their columns, or, turned, [out, in] with scales of their rows or of blocks of these."""
+        their columns, or, transposed, [out, in] with scales of their rows or of blocks of these."""
         found = ((node, self._stored(node)) for node in self._graph.node)
         stored = {node.output[0]: weights for node, weights in found if weights is not None}
         yield from ((name, weights) for name, weights in stored.items() if not weights.block)
         for node in self._graph.node:
             weights = stored.get(node.input[0]) if node.op_type == "Transpose" else None
             if weights is not None and weights.axis == (1 if weights.block else 0):
-                yield node.output[0], replace(weights, turned=True)
+                yield node.output[0], replace(weights, transposed=True)
 
     def _stored(self, node: onnx.NodeProto) -> StoredWeights | None:
         if node.op_type != "DequantizeLinear" or len(node.input) != 2:
@@ -137,13 +137,13 @@ class _Rewriter:
         given = next((value.type.tensor_type for value in self._graph.input if value.name == name), None)
         return (0, ()) if given is None else (given.elem_type, tuple(axis.dim_value or -1 for axis in given.shape.dim))
 
-    def _is_line(self, name: str) -> bool:
+    def _is_stored_vector(self, name: str) -> bool:
         """A stored vector, in full precision or in half."""
         cast = self._producers.get(name)
         tensor = self._writer.tensors.get(cast.input[0] if cast is not None and cast.op_type == "Cast" else name)
         return tensor is not None and len(tensor.dims) == 1
 
-    def _all_or_nothing(self, x: str) -> bool:
+    def _nan_spreads(self, x: str) -> bool:
         """Whether a row of x is wholly NaN as soon as any of it is, so that its maximum tells."""
         node = self._producers.get(x)
         if node is None:
@@ -154,7 +154,7 @@ class _Rewriter:
             return True
         if node.op_type == "MatMul" and node.input[1] in self._weights:
             return True
-        return node.op_type in (*_ELEMENTWISE, *_LAYOUT) and all(map(self._all_or_nothing, node.input))
+        return node.op_type in (*_ELEMENTWISE, *_LAYOUT) and all(map(self._nan_spreads, node.input))
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""The portable step graph -> one whose output projection is as wide as a shortlist, when a graph is loaded.
+"""Rewrites the portable step graph so that its output projection is as wide as a shortlist, when a graph is loaded.
 
 The rows of the projection (and biases, and the scales of 8-bit rows) become inputs. A second, small graph gathers them,
 once for as long as the batch needs the same words. V words in the vocabulary, N in the shortlist, d the model's width:
@@ -9,7 +9,7 @@ once for as long as the batch needs the same words. V words in the vocabulary, N
     shortlist_...        [d, N], [N]  what was gathered
 
 Behind the projection the graph still speaks of words by their number: what it finds along the axis of words (a TopK, a
-place in a cumulative sum) is turned into numbers at once, and a number that picks along this axis into a place.
+place in a cumulative sum) becomes such a number at once, and a number that picks along this axis becomes a place.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class _Cut:
 
     def _rows_of_matrix(self, matrix: str) -> str:
         """[d, V] -> [d, N], in 8 bits where they are."""
-        turned = self._producers.get(matrix)
-        stored = turned.input[0] if turned is not None and turned.op_type == "Transpose" else matrix
+        transpose = self._producers.get(matrix)
+        stored = transpose.input[0] if transpose is not None and transpose.op_type == "Transpose" else matrix
         by_word = stored != matrix  # [V, d]
-        quantised = self._producers.get(stored)
-        if quantised is None or not self._has_scale_for_each_word(quantised, 0 if by_word else 1):
+        quantized = self._producers.get(stored)
+        if quantized is None or not self._has_scale_for_each_word(quantized, 0 if by_word else 1):
             return self._gathered_matrix(stored, by_word, "matrix", TensorProto.FLOAT)
-        values = self._gathered_matrix(quantised.input[0], by_word, "int8", TensorProto.INT8)
-        scale = self._rows_of_vector(quantised.input[1])
+        values = self._gathered_matrix(quantized.input[0], by_word, "int8", TensorProto.INT8)
+        scale = self._rows_of_vector(quantized.input[1])
         output = f"{_PREFIX}float"
         node = helper.make_node("DequantizeLinear", [values, scale], [output], name=f"{output}_node", axis=1)
         self._graph.node.insert(0, node)
@@ -134,8 +134,8 @@ class _Cut:
         return node.op_type == "DequantizeLinear" and plain and attributes.get("axis", 1) == axis
 
     def _gathered_matrix(self, matrix: str, by_word: bool, name: str, kind: int) -> str:
-        """Whole rows are taken, which is many times faster than columns; both turns are cheap beside that, and the
-        first one happens once, when the graph is loaded."""
+        """Whole rows are taken, which is many times faster than columns; both transpositions are cheap beside that, and
+        the first one happens once, when the graph is loaded."""
         width = self._shape(matrix)[1 if by_word else 0]
         if not by_word:
             matrix = self._row("Transpose", [matrix], f"{name}_by_word", perm=[1, 0])
@@ -169,7 +169,7 @@ class _Cut:
         return behind
 
     def _in_shortlist(self, node: onnx.NodeProto, behind: set[str]) -> Iterator[onnx.NodeProto]:
-        """The node, with what turns places in the shortlist into words and back."""
+        """The node, with what maps places in the shortlist to words and back."""
         wide = bool(node.input) and node.input[0] in behind and self._width(node.input[0]) == self._vocabulary
         if wide and node.op_type in ("GatherElements", "ScatterElements"):
             name = f"{_PREFIX}place_of_{node.input[1]}"

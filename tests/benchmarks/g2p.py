@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
@@ -28,7 +28,7 @@ class Ours:
     def __init__(self, folder: Path, slots: int) -> None:
         manifest = read_manifest(folder)
         self._engine = Engine(
-            manifest, OnnxRuntimeBackend(folder, manifest, threads=1), Plan.of(manifest, slots), max_queue=100_000
+            manifest, CpuBackend(folder, manifest, threads=1), Plan.of(manifest, slots), max_queue=100_000
         )
         self._letters = TextTokenizer.load(folder / manifest.tokenizers.source.file)
         self._phonemes = TextTokenizer.load(folder / manifest.tokenizers.target.file)

@@ -12,8 +12,8 @@ import pytest
 from beamline.converters.passes.lowering import lower
 from beamline.converters.tensorrt.library import find_library
 from beamline.converters.tensorrt.version import Wanted, build_version
-from beamline.serving.backends.devices import Choice, choose, look
 from beamline.serving.backends.factory import Made, make_backend, make_pooled
+from beamline.serving.backends.selection import Choice, choose, look
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import PRECISIONS, AnyManifest, Manifest, PooledManifest, read_any_manifest
 from beamline.serving.errors import BeamlineError

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from beamline.serving.backends.device_backend import DeviceBackend
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
-from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.backends.cpu import CpuBackend
+from beamline.serving.backends.gpu import GpuBackend
+from beamline.serving.backends.onnxruntime_cpu import CpuGraphs
+from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
@@ -57,7 +58,7 @@ def started(backend: Any, batch: int, beams: int, cache: int) -> None:
 def on_cpu(on_gpu: OnGpu) -> Any:
     if on_gpu.manifest.precision in ("int8", "int4"):
         return emulated_cuda_backend(on_gpu.folder, on_gpu.manifest)
-    return OnnxRuntimeBackend(on_gpu.reference.folder, on_gpu.reference.manifest, threads=1)
+    return CpuBackend(on_gpu.reference.folder, on_gpu.reference.manifest, threads=1)
 
 
 def bucket(made: Any, entries: int) -> int:
@@ -124,7 +125,7 @@ def test_the_host_waits_once_per_step(on_gpu: OnGpu) -> None:
     """Everything that is asked of CUDA inside a step is counted: nothing of it may wait."""
     made = on_gpu.backend()
     backend = made.backend
-    assert isinstance(backend, DeviceBackend)
+    assert isinstance(backend, GpuBackend)
     started(backend, batch=4, beams=4, cache=bucket(made, 64))
     for _ in range(3):  # prepared, recorded, repeated
         backend.run(no_inputs(4, 4))
@@ -174,7 +175,8 @@ def watched_recordings(device: Any) -> list[Any]:
 
 
 def test_a_classifier(pooled_on_gpu: PooledOnGpu) -> None:
-    expected = OnnxRuntimePooled(pooled_on_gpu.folder, pooled_on_gpu.manifest, threads=1).run(SOURCES)
+    graphs = CpuGraphs(pooled_on_gpu.folder, pooled_on_gpu.manifest, threads=1)
+    expected = PooledGraphBackend(pooled_on_gpu.manifest, graphs, len(SOURCES)).run(SOURCES)
     found = pooled_on_gpu.backend().run(SOURCES)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=1e-3, err_msg=name)

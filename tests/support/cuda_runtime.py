@@ -2,7 +2,7 @@
 
 Every call is first made for real. Without a driver that does nothing but take the arguments, so a wrong number or type
 of them is found here. What CUDA would not forgive is refused: work on another stream, a handle that was destroyed,
-pageable memory while recording. New memory is full of nonsense, as CUDA's is.
+pageable memory while recording. New memory is full of garbage, as CUDA's is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tests.support.emulator import EmulatedDevice, Refused
 
-_NONSENSE = 0xA5
+_GARBAGE = 0xA5
 _STREAM = 77
 _OK, _NO_DRIVER = runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorInsufficientDriver
 
@@ -75,7 +75,7 @@ class _Work:
     def cudaMallocAsync(self, size: int, stream: Any) -> tuple[int]:
         self._on(stream)
         address = self._device.allocate(size)
-        self._device.bytes_at(address, size)[...] = _NONSENSE
+        self._device.bytes_at(address, size)[...] = _GARBAGE
         return (address,)
 
     def cudaFreeAsync(self, address: int, stream: Any) -> tuple[()]:
@@ -87,7 +87,7 @@ class _Work:
         return 2**20, 2**30
 
     def cudaHostAlloc(self, size: int, flags: int) -> tuple[int]:
-        array = np.full(size, _NONSENSE, np.uint8)
+        array = np.full(size, _GARBAGE, np.uint8)
         self._pinned[array.ctypes.data] = array
         return (array.ctypes.data,)
 
@@ -155,6 +155,12 @@ class _Work:
         self._on(stream)
         assert value == 0
         self._device.zero(address, nbytes)
+        return ()
+
+    def cudaMemset2DAsync(self, address: int, pitch: int, value: int, width: int, rows: int, stream: Any) -> tuple[()]:
+        self._on(stream)
+        assert value == 0
+        self._device.zero(address, width, rows, pitch)
         return ()
 
     def cudaEventCreateWithFlags(self, flags: int) -> tuple[Any]:

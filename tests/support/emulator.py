@@ -21,9 +21,10 @@ from beamline.converters.tensorrt.library import Library
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents
 from beamline.converters.tensorrt.version import graphs
 from beamline.serving.backends.device import ALIGNMENT, item_bytes, sizes_of
-from beamline.serving.backends.device_backend import DeviceBackend
+from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.tensorrt import TensorRtRunner
+from beamline.serving.contract.backend import Ints
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard
 
@@ -35,6 +36,8 @@ class Refused(Exception):
 
 
 class EmulatedDevice:
+    part: int | None = None
+
     def __init__(self) -> None:
         self.stream = 0
         self.waits = 0
@@ -60,8 +63,11 @@ class EmulatedDevice:
         if address in self._buffers:
             self._ask(lambda: self._buffers.pop(address, None))
 
+    def populate(self, address: int, start: int, nbytes: int) -> int:
+        return 0
+
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        array = np.full(nbytes, 0xA5, np.uint8)  # whoever reads before it is written sees nonsense
+        array = np.full(nbytes, 0xA5, np.uint8)  # whoever reads before it is written sees garbage
         self._pinned.append(array)
         return array
 
@@ -129,9 +135,35 @@ class EmulatedDevice:
 
         self._ask(copy)
 
-    def zero(self, address: int, nbytes: int) -> None:
+    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
+        def copy() -> None:
+            kept = [self.bytes_at(source + row * pitches[1], nbytes).copy() for row in range(rows)]
+            for row in range(rows):
+                self.bytes_at(target + row * pitches[0], nbytes)[...] = kept[row]
+
+        self._ask(copy)
+
+    def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
+        wanted: list[int] = index.tolist()  # as it is now
+
+        def copy() -> None:
+            kept = {
+                (row, place): self.bytes_at(source + row * pitches[1] + each * entry, entry).copy()
+                for row in range(rows)
+                for place, each in enumerate(wanted)
+            }
+            for (row, place), values in kept.items():
+                self.bytes_at(target + row * pitches[0] + place * entry, entry)[...] = values
+
+        self._ask(copy)
+
+    def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
+        if rows > 1 and pitch < nbytes:
+            raise Refused(f"rows of {nbytes} bytes lie {pitch} apart")
+
         def work() -> None:
-            self.bytes_at(address, nbytes)[...] = 0
+            for row in range(rows):
+                self.bytes_at(address + row * pitch, nbytes)[...] = 0
 
         self._ask(work)
 
@@ -319,14 +351,14 @@ class _Module:
 
 def emulated_backend(
     folder: Path, manifest: Manifest, records: bool = True, device: EmulatedDevice | None = None
-) -> tuple[DeviceBackend, TensorRtRunner, EmulatedDevice]:
+) -> tuple[GpuBackend, TensorRtRunner, EmulatedDevice]:
     device = device or EmulatedDevice()
     runner = TensorRtRunner(folder, manifest, device, EmulatedRuntime(device, folder, records))
-    return DeviceBackend(manifest, device, runner), runner, device
+    return GpuBackend(manifest, device, runner), runner, device
 
 
-def emulated_cuda_backend(folder: Path, manifest: Manifest) -> DeviceBackend:
+def emulated_cuda_backend(folder: Path, manifest: Manifest) -> GpuBackend:
     """The runner of ONNX Runtime's CUDA provider, with the CPU provider behind it."""
     device = EmulatedDevice()
     runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch)
-    return DeviceBackend(manifest, device, runner)
+    return GpuBackend(manifest, device, runner)

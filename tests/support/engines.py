@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.arena import Arena
+from beamline.serving.backends.cpu import CpuBackend
+from beamline.serving.backends.host import HostMemory
 from beamline.serving.contract.backend import Backend, Source
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.engine.capacity import Plan
@@ -48,7 +50,7 @@ def make_engine(folder: Path, manifest: Manifest, slots: int = 16, **options: An
     plan = Plan.of(manifest, slots)
     backend: Backend
     if kind == "onnxruntime":
-        backend = OnnxRuntimeBackend(folder, manifest, threads=1)
+        backend = CpuBackend(folder, manifest, threads=1)
     elif kind == "cuda":
         backend = emulated_cuda_backend(folder, manifest)
     else:
@@ -72,13 +74,17 @@ def _with_plans(folder: Path, manifest: Manifest) -> Path:
 
 def arenas(engine: Engine) -> dict[str, NDArray[Any]]:
     """What the slots hold, at the current shape: views that a test may write to."""
-    backend: Any = engine._backend
-    if isinstance(backend, OnnxRuntimeBackend):
-        return {name: arena.view for name, arena in backend._arenas.items()}
-    return {
-        name: backend._device.view(arena.address, arena.spec.dtype, (arena.slots, *arena.layout.shape))
-        for name, arena in backend._arenas.items()
-    }
+    return slot_views(engine._backend)
+
+
+def slot_views(backend: Any) -> dict[str, NDArray[Any]]:
+    """By the name of the state tensor: [slots, ...]."""
+    arenas: Mapping[str, Arena] = backend._arenas
+    tensors = {name: arena.tensor(arena.slots) for name, arena in arenas.items()}
+    if isinstance(backend, CpuBackend):
+        return {name: HostMemory.view(tensor) for name, tensor in tensors.items()}
+    view = backend._device.view
+    return {name: view(tensor.address, tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def poison(engine: Engine, slot: int) -> None:

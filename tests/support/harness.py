@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.options import DecodingOptions
@@ -38,7 +38,7 @@ class Harness:
             observe=self.stats.append,
             clock=lambda: self.now,
         )
-        self.backend = cast(OnnxRuntimeBackend, self.engine._backend)  # or one with the same methods
+        self.backend = cast(CpuBackend, self.engine._backend)  # or one with the same methods
 
     def submit(self, source: Sequence[int], options: DecodingOptions, deadline: float | None = None) -> int:
         request = Request(tuple(source), options, lambda output: self._take(request.id, output), deadline, streams=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.backends.shortlist import Shortlist
 from beamline.serving.contract.manifest import File
 from beamline.serving.contract.shortlist import Lexicon
@@ -51,7 +51,7 @@ def with_lexicon(model: MarianShape, folder: Path, table: Lexicon) -> MarianShap
 
 
 def shortlisted_engine(model: MarianShape, slots: int = 16) -> tuple[Engine, Shortlist]:
-    backend = OnnxRuntimeBackend(model.folder, model.manifest, threads=1, shortlist=True)
+    backend = CpuBackend(model.folder, model.manifest, threads=1, shortlist=True)
     engine = Engine(model.manifest, backend, Plan.of(model.manifest, slots), max_queue=10_000)
     shortlist = backend._shortlist
     assert shortlist is not None

@@ -19,7 +19,8 @@ from beamline.converters.checkpoints.source import OwnFiles
 from beamline.converters.families import any_converter_for
 from beamline.converters.modules.recurrent.pooled import PooledConfig, RecurrentPooled
 from beamline.converters.tasks.pooling import PoolingConverter
-from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.backends.onnxruntime_cpu import CpuGraphs
+from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.contract.manifest import PooledManifest, read_any_manifest
 from beamline.serving.errors import UnsupportedCheckpoint
 from beamline.serving.models.repository import verify
@@ -134,7 +135,7 @@ def check_graph(folder: Path, model: RecurrentPooled) -> None:
     parity = json.loads((folder / "parity.json").read_text())
     assert parity["label_exact_share"] == 1.0
     assert parity["max_difference"] < 1e-4
-    backend = OnnxRuntimePooled(folder, manifest, threads=1)
+    backend = PooledGraphBackend(manifest, CpuGraphs(folder, manifest, threads=1), rows=16)
     sources = texts(range(1, 51))
     expected = [plain(model, source) for source in sources]
     assert set(expected[0]) == {*(f"vector_{how}" for how in manifest.poolings), "probabilities"}

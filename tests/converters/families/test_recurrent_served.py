@@ -30,7 +30,7 @@ from beamline.serving.errors import ComputeError
 from beamline.serving.models.repository import verify
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.compiled import compile_lowered, compile_version
-from tests.support.engines import Answer, decode, make_engine, results, step
+from tests.support.engines import Answer, arenas, decode, make_engine, results, step
 from tests.support.fixture_cache import fixture_cache
 from tests.support.plain_search import Found, plain_search, teacher_forced
 from tests.support.processes import serving
@@ -168,7 +168,7 @@ def test_a_poisoned_state_fails_its_request_alone(served: Served) -> None:
     for _ in range(3):
         step(engine)
     name = served.manifest.tensors(StateKind.RECURRENT)[0].name
-    engine._backend._arenas[name].view[1] = np.nan  # type: ignore[attr-defined]
+    arenas(engine)[name][1] = np.nan
     step(engine)
     assert isinstance(answers["poisoned"], ComputeError)
     submit("late", (9, 8), BEAM)

@@ -14,7 +14,7 @@ from beamline.converters.tensorrt.graph import load
 from beamline.converters.tensorrt.library import Library, find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
 from beamline.converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
-from beamline.serving.backends.devices import look
+from beamline.serving.backends.selection import look
 from beamline.serving.cli import main
 from beamline.serving.commands.doctor import report
 from beamline.serving.contract.manifest import Manifest

@@ -20,13 +20,14 @@ from beamline.converters.passes.lowering import lower
 from beamline.serving.backends import cuda as cuda_module
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner
-from beamline.serving.backends.device_backend import DeviceBackend
-from beamline.serving.backends.device_once import DevicePooled
-from beamline.serving.backends.devices import Choice
 from beamline.serving.backends.factory import Made
+from beamline.serving.backends.gpu import GpuBackend
+from beamline.serving.backends.one_shot import GpuGraphs
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.backends.probe import CudaDevice as Found
 from beamline.serving.backends.probe import probe
+from beamline.serving.backends.selection import Choice
 from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
@@ -74,7 +75,7 @@ class OnEmulated(OnGpu):
     def backend(self) -> Made:
         gpu, runner = on_device(self.cuda, self.folder, self.manifest, self.choice.kind)
         buckets = runner.plans.cache_buckets if isinstance(runner, TensorRtRunner) else None
-        return Made(DeviceBackend(self.manifest, gpu, runner), buckets)
+        return Made(GpuBackend(self.manifest, gpu, runner), buckets)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class PooledOnEmulated(PooledOnGpu):
     cuda: EmulatedCuda
 
     def backend(self) -> PooledBackend:
-        return DevicePooled(self.manifest, *on_device(self.cuda, self.folder, self.manifest, self.choice.kind), SLOTS)
+        graphs = GpuGraphs(*on_device(self.cuda, self.folder, self.manifest, self.choice.kind))
+        return PooledGraphBackend(self.manifest, graphs, SLOTS)
 
 
 def choice_of(kind: str) -> Choice:
@@ -152,7 +154,7 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
     library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
     runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.stream, CAPABILITY)
     assert (runtime.version, runtime.records) == (VERSION, False)
-    backend = DeviceBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
+    backend = GpuBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
     test_gpu.started(backend, 2, 4, 64)
     for _ in range(3):
         backend.run(test_gpu.no_inputs(2, 4))

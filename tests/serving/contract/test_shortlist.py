@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beamline.serving.backends.devices import Choice
 from beamline.serving.backends.factory import make_backend
 from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.backends.selection import Choice
 from beamline.serving.contract.manifest import File, Manifest
 from beamline.serving.contract.shortlist import Lexicon, load_lexicon
 from beamline.serving.errors import ModelError

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from beamline.serving.backends import prompt_cache as prompt_room
+from beamline.serving.backends import prefill_cache
+from beamline.serving.backends.host import HostMemory
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.engine import chunked_prefill as prompts
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
@@ -141,7 +142,7 @@ def test_a_long_prompt_is_placed_by_the_part_while_others_run(
     """Meanwhile the others get their tokens, some of them leave, and caches are laid out anew."""
     late = prompt(300)
     expected = Harness(tiny_lm).answer(late, BEAM)
-    monkeypatch.setattr(prompt_room, "_PART", 1)  # each of the four tensors is a part
+    monkeypatch.setattr(HostMemory, "part", 1)  # each of the four tensors is a part
     harness = Harness(tiny_lm, slots=5)
     lengths = range(3, 40)
     waiting = [(prompt(3, seed), replace(ENDLESS, max_length=n, min_length=n)) for seed, n in enumerate(lengths)]
@@ -165,7 +166,7 @@ def test_a_long_prompt_is_placed_by_the_part_while_others_run(
 def test_a_prompt_that_is_cancelled_on_the_way_leaves_nothing(
     tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_room, "_PART", 1)
+    monkeypatch.setattr(HostMemory, "part", 1)
     harness = Harness(tiny_lm)
     running = harness.submit(prompt(4), replace(ENDLESS, max_length=200, min_length=200))
     harness.step()
@@ -188,8 +189,8 @@ def test_room_for_a_prompt_is_made_by_the_part_while_others_run(
     """Three times, or once for all that is known of it; one of those who came with it goes away meanwhile."""
     late = prompt(300)
     expected = Harness(tiny_lm).answer(late, BEAM)
-    monkeypatch.setattr(prompt_room, "_PART", 1)
-    monkeypatch.setattr(prompt_room, "_FIRST_ENTRIES", 64)
+    monkeypatch.setattr(HostMemory, "part", 1)
+    monkeypatch.setattr(prefill_cache, "_FIRST_ENTRIES", 64)
     harness = Harness(tiny_lm, prefix_cache=10 << 20)
     if known:
         harness.answer(late[:known], GREEDY)

@@ -16,7 +16,7 @@ from beamline.serving.errors import ComputeError
 from beamline.serving.rewrites.int8 import row_levels
 from tests.serving.engine.test_engine import LONG, assert_same, crowd
 from tests.support.compiled import compile_version
-from tests.support.engines import decode, make_engine, results
+from tests.support.engines import decode, make_engine, results, slot_views
 from tests.support.few_bits import calibrated, in_few_bits
 from tests.support.harness import Harness
 from tests.support.marian_shape import MarianShape
@@ -106,7 +106,7 @@ def assert_poison_fails_its_request_alone(model: MarianShape, tensor: str, head:
     numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(3)]
     for _ in range(4):
         harness.step()
-    harness.backend._arenas[tensor].view[1, head, 0] = np.nan
+    slot_views(harness.backend)[tensor][1, head, 0] = np.nan
     harness.step()
     assert isinstance(harness.answers[numbers[1]], ComputeError)
     harness.finish()

@@ -1,4 +1,4 @@
-"""Steps without special wishes: another branch of the graph, the same numbers."""
+"""Steps without edits, samples or reports: another branch of the graph, the same numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.rewrites.plain_step import with_plain_branch
 from tests.support.few_bits import in_few_bits
 from tests.support.marian_shape import PAD, MarianShape
 
 SHAPE = Shape(3, 4, 32, 8)
-WISHES = {"forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows"}
+SPECIAL = {"forced", "edit_index", "edit_scale", "edit_add", "sample_rows", "sampling", "report_rows"}
 
 
 @pytest.fixture(params=["plain", "renormalising", "int8"])
@@ -28,8 +28,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> MarianShape:
     return found
 
 
-def backend_of(model: MarianShape) -> OnnxRuntimeBackend:
-    backend = OnnxRuntimeBackend(model.folder, model.manifest, threads=1)
+def backend_of(model: MarianShape) -> CpuBackend:
+    backend = CpuBackend(model.folder, model.manifest, threads=1)
     backend.allocate(SHAPE.batch, SHAPE)
     backend.resize(SHAPE, 0)
     for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9], [4]])):
@@ -37,7 +37,7 @@ def backend_of(model: MarianShape) -> OnnxRuntimeBackend:
     return backend
 
 
-def wishes(forced: int = -1, words: tuple[int, ...] = ()) -> StepInputs:
+def step_inputs(forced: int = -1, words: tuple[int, ...] = ()) -> StepInputs:
     """`words` are forbidden to all."""
     index = np.broadcast_to(np.array(words, np.int64), (SHAPE.batch, SHAPE.beams, len(words)))
     ones = np.ones(index.shape, np.float32)
@@ -47,7 +47,7 @@ def wishes(forced: int = -1, words: tuple[int, ...] = ()) -> StepInputs:
 def steps(model: MarianShape, count: int = 6) -> Iterator[StepOutputs]:
     backend = backend_of(model)
     for _ in range(count):
-        found = backend.run(wishes())
+        found = backend.run(step_inputs())
         yield StepOutputs(**{field.name: getattr(found, field.name).copy() for field in fields(found)})
 
 
@@ -60,28 +60,28 @@ def test_both_branches_compute_the_same(model: MarianShape, monkeypatch: pytest.
 
 
 def test_what_is_plain() -> None:
-    assert wishes().plain
-    assert not wishes(forced=7).plain
-    assert not wishes(words=(5,)).plain
-    assert not replace(wishes(), report_rows=np.array([0])).plain
-    assert not replace(wishes(), sample_rows=np.array([0]), sampling=np.zeros((1, 5), np.float32)).plain
+    assert step_inputs().plain
+    assert not step_inputs(forced=7).plain
+    assert not step_inputs(words=(5,)).plain
+    assert not replace(step_inputs(), report_rows=np.array([0])).plain
+    assert not replace(step_inputs(), sample_rows=np.array([0]), sampling=np.zeros((1, 5), np.float32)).plain
 
 
-def test_a_wish_between_plain_steps_is_heard(model: MarianShape) -> None:
+def test_an_edit_between_plain_steps_counts(model: MarianShape) -> None:
     backend = backend_of(model)
-    best = backend.run(wishes()).candidate_tokens[0, 0]
+    best = backend.run(step_inputs()).candidate_tokens[0, 0]
     backend = backend_of(model)
-    assert best not in backend.run(wishes(words=(int(best),))).candidate_tokens
-    backend.run(wishes())
-    assert (backend.run(wishes(forced=17)).tokens[0] == 17).all()
-    backend.run(wishes())
+    assert best not in backend.run(step_inputs(words=(int(best),))).candidate_tokens
+    backend.run(step_inputs())
+    assert (backend.run(step_inputs(forced=17)).tokens[0] == 17).all()
+    backend.run(step_inputs())
 
 
-def test_the_plain_branch_reads_no_wishes_and_is_short(model: MarianShape) -> None:
+def test_the_plain_branch_reads_no_edits_and_is_short(model: MarianShape) -> None:
     graph = onnx.load(model.folder / "step.onnx", load_external_data=False)
     choice = with_plain_branch(graph).graph.node[-1]
     branches = {attribute.name: attribute.g for attribute in choice.attribute}
     plain, special = branches["then_branch"].node, branches["else_branch"].node
-    assert WISHES.isdisjoint(name for node in plain for name in node.input)
+    assert SPECIAL.isdisjoint(name for node in plain for name in node.input)
     assert len(plain) < len(special) / 2
     assert sum(node.op_type == "LogSoftmax" for node in plain) == 1

@@ -1,4 +1,4 @@
-"""8-bit products whose rows have a fixed scale: what they compute, and that nonsense is still seen."""
+"""8-bit products whose rows have a fixed scale: what they compute, and that a NaN is still seen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from beamline.converters.passes.int8 import LARGEST, quantised
 from beamline.serving.contract.manifest import FIXED_SCALES, LARGEST_PAIR
 from beamline.serving.rewrites.int8 import ANY_PAIR
-from beamline.serving.rewrites.quantized import in_dialect
+from beamline.serving.rewrites.quantized import with_quantized_operators
 
 Floats = NDArray[np.float32]
 WIDTH, INNER, WORDS = 48, 64, 40
@@ -73,7 +73,7 @@ class Graph:
     def fast(self, fixed: Sequence[str], pair: int = LARGEST + 1) -> onnx.ModelProto:
         scales = dict.fromkeys(fixed, (SCALE, ZERO))
         helper.set_model_props(self.model, {LARGEST_PAIR: str(pair), FIXED_SCALES: json.dumps(scales)})
-        return in_dialect(self.model)
+        return with_quantized_operators(self.model)
 
 
 def _normal(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -145,7 +145,7 @@ def test_whole_bytes_only_where_no_sum_can_overflow(x: Floats) -> None:
 
 @pytest.mark.parametrize("place", [0, 17, WIDTH - 1])
 @pytest.mark.parametrize("scores", [True, False])
-def test_nonsense_is_seen_and_stays_alone(x: Floats, scores: bool, place: int) -> None:
+def test_nan_is_seen_and_stays_alone(x: Floats, scores: bool, place: int) -> None:
     """In the scores, which are given; where there are none, in what the last product gives."""
     clean = run(Graph(scores=scores).fast(["normed", "active", "last"]), x)
     x[1, 2, place] = np.nan

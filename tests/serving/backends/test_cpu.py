@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from beamline.serving.backends.arena import Arena
-from beamline.serving.backends.in_place import refuse_copies
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.cpu import CpuBackend
+from beamline.serving.backends.in_place_check import refuse_copies
 from beamline.serving.contract.backend import Shape, Start, StepInputs
-from beamline.serving.contract.manifest import StateKind, StateTensor
 from beamline.serving.errors import ModelError
+from tests.support.engines import slot_views
 from tests.support.marian_shape import PAD, MarianShape
 
 LARGEST = Shape(4, 8, 64, 32)
@@ -27,13 +24,13 @@ def inputs(batch: int, beams: int) -> StepInputs:
 
 
 @pytest.fixture
-def backend(plain_model: MarianShape) -> OnnxRuntimeBackend:
-    made = OnnxRuntimeBackend(plain_model.folder, plain_model.manifest, threads=1)
+def backend(plain_model: MarianShape) -> CpuBackend:
+    made = CpuBackend(plain_model.folder, plain_model.manifest, threads=1)
     made.allocate(4, LARGEST)
     return made
 
 
-def test_caches_are_written_in_place(backend: OnnxRuntimeBackend) -> None:
+def test_caches_are_written_in_place(backend: CpuBackend) -> None:
     """A step writes its K entries at the write index, and nothing else, at the arena's own address."""
     shape = Shape(2, 3, 32, 8)
     backend.resize(shape, 0)
@@ -41,22 +38,23 @@ def test_caches_are_written_in_place(backend: OnnxRuntimeBackend) -> None:
         backend.place(slot, memory, Start(PAD, 3, independent=False))
     arenas = [arena for name, arena in backend._arenas.items() if name.startswith("cache_")]
     addresses = [arena.address for arena in arenas]
+    views = [view for name, view in slot_views(backend).items() if name.startswith("cache_")]
     for step in range(4):
-        before = [arena.view.copy() for arena in arenas]
+        before = [view.copy() for view in views]
         backend.run(inputs(2, 3))
-        for old, arena in zip(before, arenas, strict=True):
-            changed = np.argwhere((old != arena.view).any(axis=(1, 3)))  # slot, entry
+        for old, view in zip(before, views, strict=True):
+            changed = np.argwhere((old != view).any(axis=(1, 3)))  # slot, entry
             assert {tuple(pair) for pair in changed.tolist()} == {
                 (slot, entry) for slot in range(2) for entry in range(3 * step, 3 * step + 3)
             }
     assert [arena.address for arena in arenas] == addresses
 
 
-def test_a_runtime_that_copies_caches_is_refused(backend: OnnxRuntimeBackend) -> None:
+def test_a_runtime_that_copies_caches_is_refused(backend: CpuBackend) -> None:
     backend.resize(Shape(1, 1, 32, 8), 0)
     backend.place(0, backend.encode([[5]])[0], Start(PAD, 1, independent=True))
     binding = backend._bind()
-    elsewhere = np.zeros_like(backend._arenas["cache_key_0"].view[:1])
+    elsewhere = np.zeros_like(slot_views(backend)["cache_key_0"][:1])
     binding.bind_output(
         "next_cache_key_0", "cpu", 0, elsewhere.dtype.type, list(elsewhere.shape), elsewhere.ctypes.data
     )
@@ -77,50 +75,18 @@ def test_a_graph_without_an_in_place_cache_is_refused_at_load(plain_model: Maria
     graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1e-9, np.float32), "nothing_to_add"))
     graph.graph.node.insert(0, copy)
     (tmp_path / "step.onnx").write_bytes(graph.SerializeToString())
-    backend = OnnxRuntimeBackend(tmp_path, plain_model.manifest, threads=1)
+    backend = CpuBackend(tmp_path, plain_model.manifest, threads=1)
     with pytest.raises(ModelError, match="in place"):
         backend.allocate(2, LARGEST)
 
 
-def test_moving_a_slot_moves_all_of_it(backend: OnnxRuntimeBackend) -> None:
+def test_moving_a_slot_moves_all_of_it(backend: CpuBackend) -> None:
     backend.resize(Shape(2, 2, 32, 8), 0)
     for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
         backend.place(slot, memory, Start(PAD, 2, independent=False))
     for _ in range(3):
         backend.run(inputs(2, 2))
-    moved = {name: arena.view[1].copy() for name, arena in backend._arenas.items()}
+    moved = {name: view[1].copy() for name, view in slot_views(backend).items()}
     backend.move(1, 0)
-    for name, arena in backend._arenas.items():
-        np.testing.assert_array_equal(arena.view[0], moved[name], err_msg=name)
-
-
-lengths = st.integers(1, 16)
-
-
-@settings(max_examples=200)
-@given(
-    st.sampled_from(StateKind),
-    st.lists(st.tuples(lengths, st.integers(0, 4)), min_size=1, max_size=8),
-    st.randoms(use_true_random=False),
-)
-def test_layouts_keep_what_both_have(kind: StateKind, changes: list[tuple[int, int]], chance: object) -> None:
-    """Growing and shrinking never mixes rows, and what is new is zero; in a cache, where nobody looks, it is finite."""
-    tensor = StateTensor(name="t", kind=kind, dtype="float32", shape=("B", 2, "C", 3))
-    arena = Arena(tensor, 4, Shape(4, 1, 16, 1))
-    arena.resize(Shape(4, 1, 8, 1), 0)
-    random = np.random.default_rng(0)
-    expected = np.zeros_like(arena.view)
-    expected[...] = arena.view[...] = random.random(arena.view.shape, np.float32)
-    kept = 4
-    for length, rows in changes:
-        kept = min(kept, rows)
-        arena.resize(Shape(4, 1, length, 1), kept)
-        grown = np.zeros((4, 2, length, 3), np.float32)
-        common = min(length, expected.shape[2])
-        grown[:kept, :, :common] = expected[:kept, :, :common]
-        assert np.isfinite(arena.view).all()
-        if kind is StateKind.CACHE:
-            np.testing.assert_array_equal(arena.view[:kept, :, :common], grown[:kept, :, :common])
-            grown[...] = arena.view
-        np.testing.assert_array_equal(arena.view[:kept], grown[:kept])
-        expected = grown
+    for name, view in slot_views(backend).items():
+        np.testing.assert_array_equal(view[0], moved[name], err_msg=name)

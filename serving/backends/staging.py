@@ -1,4 +1,4 @@
-"""Many small tensors in one piece of memory, so that one copy brings all of them over."""
+"""Small tensors that go between host and GPU, all in one piece of memory, so that one copy brings all of them over."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.backends.device import DeviceTensor, Gpu, TensorSpec, aligned, item_bytes, sizes_of
 
 
-class Block:
+class Staging:
     """Room on the device, and twice on the host: while one of the host's is read, the device fills the other."""
 
-    def __init__(self, device: Device, specs: Iterable[TensorSpec], largest: Mapping[str, int]) -> None:
+    def __init__(self, device: Gpu, specs: Iterable[TensorSpec], largest: Mapping[str, int]) -> None:
         self._specs = tuple(specs)
         self._device = device
         nbytes = sum(aligned(self._bytes(spec, largest)) for spec in self._specs)

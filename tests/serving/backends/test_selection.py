@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from beamline.serving.backends.devices import Machine, choose, choose_for
 from beamline.serving.backends.fake import fake_manifest
 from beamline.serving.backends.probe import CudaDevice, Probe
+from beamline.serving.backends.selection import Machine, choose, choose_for
 from beamline.serving.commands.doctor import report
 from beamline.serving.contract.tensorrt_plans import usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
@@ -41,7 +41,7 @@ def test_auto_takes_the_best_and_says_why(probe: Probe, packages: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    ("wish", "probe", "packages", "because"),
+    ("asked", "probe", "packages", "because"),
     [
         ("cuda", NO_DRIVER, CUDA, "no NVIDIA driver"),
         ("tensorrt", NO_DRIVER, TENSORRT, "no NVIDIA driver"),
@@ -50,10 +50,10 @@ def test_auto_takes_the_best_and_says_why(probe: Probe, packages: dict[str, str]
     ],
 )
 def test_what_was_asked_for_and_is_not_there_is_an_error(
-    wish: str, probe: Probe, packages: dict[str, str], because: str
+    asked: str, probe: Probe, packages: dict[str, str], because: str
 ) -> None:
-    with pytest.raises(BeamlineError, match=f"--device {wish} can't be used: .*{because}"):
-        choose(wish, Machine(probe, packages))
+    with pytest.raises(BeamlineError, match=f"--device {asked} can't be used: .*{because}"):
+        choose(asked, Machine(probe, packages))
 
 
 @pytest.mark.parametrize(("packages", "kind"), [(RTX | CUDA, "cuda"), (RTX, "cpu")])

@@ -12,12 +12,13 @@ import onnxruntime as ort
 import pytest
 
 from beamline.converters.tensorrt import profiles
+from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.backends.device import DeviceTensor, GraphRunner
-from beamline.serving.backends.device_backend import DeviceBackend
-from beamline.serving.backends.device_once import DevicePooled
-from beamline.serving.backends.onnxruntime import OnnxRuntimeBackend
+from beamline.serving.backends.gpu import GpuBackend
+from beamline.serving.backends.one_shot import GpuGraphs
+from beamline.serving.backends.onnxruntime_cpu import CpuGraphs
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner, provider_options
-from beamline.serving.backends.pooled import OnnxRuntimePooled
+from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.backends.tensorrt import TensorRtRunner
 from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.contract.manifest import PooledManifest, StateKind, read_any_manifest, read_manifest
@@ -28,7 +29,7 @@ from beamline.serving.engine.outputs import Scores
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
 from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
-from tests.support.engines import decode, make_engine, results, step
+from tests.support.engines import decode, make_engine, results, slot_views, step
 from tests.support.language_models import ConvertedLanguageModel
 from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape
 from tests.support.ties import same_or_tie
@@ -84,7 +85,7 @@ def cuda_runner_engine(model: MarianShape, slots: int) -> Engine:
     device = EmulatedDevice()
     runner = OnnxRuntimeCudaRunner(model.folder, model.manifest, 0, 0, place="cpu", launch=device.launch)
     return Engine(
-        model.manifest, DeviceBackend(model.manifest, device, runner), Plan.of(model.manifest, slots), max_queue=1000
+        model.manifest, GpuBackend(model.manifest, device, runner), Plan.of(model.manifest, slots), max_queue=1000
     )
 
 
@@ -118,7 +119,7 @@ def test_a_step_waits_once_and_only_when_it_is_collected(planned: MarianShape) -
         backend.launch(nothing(2, 3))
         backend.launch(nothing(2, 3))
         before = device.waits
-        with pytest.raises(ComputeError, match="on their way"):
+        with pytest.raises(ComputeError, match="in flight"):
             backend.launch(nothing(2, 3))
         assert device.waits == before
         backend.collect()
@@ -150,15 +151,15 @@ def test_two_steps_on_their_way_give_what_one_after_the_other_gives(planned: Mar
 def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
     """The same calls in the same order on both: every arena holds the same, as far as anybody looks."""
     caches = {tensor.name for tensor in planned.manifest.tensors(StateKind.CACHE)}
-    host = OnnxRuntimeBackend(planned.folder, planned.manifest, threads=1)
-    backend, _, device = emulated_backend(planned.folder, planned.manifest)
+    host = CpuBackend(planned.folder, planned.manifest, threads=1)
+    backend, _, _ = emulated_backend(planned.folder, planned.manifest)
     chance = random.Random(3)
 
     def same() -> None:
-        visible = np.any(host._arenas["ancestry"].view[: shape.batch], 1, keepdims=True)  # [B, 1, C]: of some beam
-        for name, arena in backend._arenas.items():
-            view = device.view(arena.address, arena.spec.dtype, (arena.slots, *arena.layout.shape))
-            mine, theirs = view[: shape.batch], host._arenas[name].view[: shape.batch]
+        on_host = slot_views(host)
+        visible = np.any(on_host["ancestry"][: shape.batch], 1, keepdims=True)  # [B, 1, C]: of some beam
+        for name, view in slot_views(backend).items():
+            mine, theirs = view[: shape.batch], on_host[name][: shape.batch]
             if name in caches:  # the rest of it may be anything that is finite
                 assert np.isfinite(mine).all()
                 mine, theirs = (each * visible[..., None] for each in (mine, theirs))
@@ -205,7 +206,7 @@ def test_scoring_keeps_to_what_the_plan_holds(
     write_emulated_plans(tmp_path, plain_model.manifest, BUCKETS)
     backend, runner, _ = emulated_backend(tmp_path, plain_model.manifest)
     assert (runner.most("score", "B"), runner.most("score", "T")) == (1, 20)
-    host = OnnxRuntimeBackend(plain_model.folder, plain_model.manifest, threads=1)
+    host = CpuBackend(plain_model.folder, plain_model.manifest, threads=1)
     targets = [[PAD, *range(5, 5 + length)] for length in (3, 19, 1, 7, 12)]
     both = [each.score_batch([[5, 6, 7]] * 5, targets, targets) for each in (backend, host)]
     for mine, theirs in zip(*both, strict=True):
@@ -263,11 +264,11 @@ def test_a_classifier_on_a_gpu(pooled_repository: Path, tmp_path: Path, kind: st
         write_emulated_plans(planned, manifest, slots=4)
         runner = TensorRtRunner(planned, manifest, device, EmulatedRuntime(device, planned))
         with pytest.raises(ModelError, match="the plans hold 4 requests at once"):
-            DevicePooled(manifest, device, runner, rows=5)
+            PooledGraphBackend(manifest, GpuGraphs(device, runner), rows=5)
     chance = random.Random(0)
     sources = [[chance.randrange(4, 90) for _ in range(length)] for length in (9, 1, 30, 4)]
-    expected = OnnxRuntimePooled(folder, manifest, threads=1).run(sources)
-    found = DevicePooled(manifest, device, runner, rows=4).run(sources)
+    expected = PooledGraphBackend(manifest, CpuGraphs(folder, manifest, threads=1), rows=4).run(sources)
+    found = PooledGraphBackend(manifest, GpuGraphs(device, runner), rows=4).run(sources)
     assert set(found) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
@@ -283,7 +284,7 @@ def test_options_of_the_cuda_provider() -> None:
 class TestRefusals:
     """What TensorRT would refuse is refused by us in a sentence, or by the emulator."""
 
-    def tensors(self, planned: MarianShape) -> tuple[DeviceBackend, dict[str, DeviceTensor], object]:
+    def tensors(self, planned: MarianShape) -> tuple[GpuBackend, dict[str, DeviceTensor], object]:
         backend, runner, _ = emulated_backend(planned.folder, planned.manifest)
         backend.allocate(2, Shape(2, 4, 48, 16))
         backend.resize(Shape(2, 4, 48, 16), 0)

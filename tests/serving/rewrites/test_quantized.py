@@ -17,18 +17,20 @@ from beamline.converters.passes.int4 import BLOCK, quantised_in_blocks
 from beamline.converters.passes.int8 import LARGEST, quantised
 from beamline.serving.contract.manifest import LARGEST_PAIR
 from beamline.serving.rewrites.int8 import ANY_PAIR, row_levels
-from beamline.serving.rewrites.quantized import in_dialect
+from beamline.serving.rewrites.quantized import with_quantized_operators
 
 Floats = NDArray[np.float32]
 
 
-def product_graph(weights: NDArray[np.int8], scale: Floats, *, turned: bool = False, rank: int = 3) -> onnx.ModelProto:
-    """x @ dequantised weights; `turned`: stored as an embedding is, [out, in]."""
-    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["float"], axis=0 if turned else 1)]
-    if turned:
+def product_graph(
+    weights: NDArray[np.int8], scale: Floats, *, transposed: bool = False, rank: int = 3
+) -> onnx.ModelProto:
+    """x @ dequantised weights; `transposed`: stored as an embedding is, [out, in]."""
+    nodes = [helper.make_node("DequantizeLinear", ["w", "s"], ["float"], axis=0 if transposed else 1)]
+    if transposed:
         nodes.append(helper.make_node("Transpose", ["float"], ["matrix"], perm=[1, 0]))
-    nodes.append(helper.make_node("MatMul", ["x", "matrix" if turned else "float"], ["y"]))
-    return multiplying(nodes, weights.shape[1 if turned else 0], weights, scale, rank)
+    nodes.append(helper.make_node("MatMul", ["x", "matrix" if transposed else "float"], ["y"]))
+    return multiplying(nodes, weights.shape[1 if transposed else 0], weights, scale, rank)
 
 
 def blocks_graph(levels: NDArray[np.int8], scale: Floats, rank: int = 3) -> onnx.ModelProto:
@@ -72,7 +74,9 @@ either_graph = pytest.mark.parametrize("graph", [int8_graph, int4_graph])
 def run_fast(model: onnx.ModelProto, folder: Path, x: Floats) -> Floats:
     path = folder / "graph.onnx"
     onnx.save(model, path)
-    session = ort.InferenceSession(in_dialect(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        with_quantized_operators(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     found: Floats = session.run(None, {session.get_inputs()[0].name: x})[0]
     return found
 
@@ -108,16 +112,16 @@ def random() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 def test_it_is_the_product_of_quantised_rows(
-    tmp_path: Path, random: np.random.Generator, turned: bool, rank: int
+    tmp_path: Path, random: np.random.Generator, transposed: bool, rank: int
 ) -> None:
     weights = random.integers(-127, 128, (96, 40)).astype(np.int8)
     scale = random.uniform(0.001, 0.1, 40).astype(np.float32)
     x = (random.standard_normal((3, 5, 96)) * random.uniform(0.01, 100, (3, 5, 1))).astype(np.float32)
     x = x if rank == 3 else x.reshape(15, 96)
-    stored = np.ascontiguousarray(weights.T) if turned else weights
-    found = run_fast(product_graph(stored, scale, turned=turned, rank=rank), tmp_path, x)
+    stored = np.ascontiguousarray(weights.T) if transposed else weights
+    found = run_fast(product_graph(stored, scale, transposed=transposed, rank=rank), tmp_path, x)
     np.testing.assert_allclose(found, by_hand(x, weights, scale), rtol=1e-5, atol=1e-6)
     exact = x @ (weights * scale)
     assert np.abs(found - exact).max() < 0.05 * np.abs(exact).max()
@@ -205,7 +209,7 @@ def test_rows_in_eight_bits_where_the_weights_allow_it(tmp_path: Path, random: n
 
 
 @either_graph
-def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
+def test_a_row_of_zeros_and_a_row_of_nan(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
     """Zeros give zeros; what is not a number stays one, and stays alone."""
     model = graph(random, 64, 16)
     x = random.standard_normal((4, 64)).astype(np.float32)
@@ -218,7 +222,7 @@ def test_a_row_of_zeros_and_a_row_of_nonsense(tmp_path: Path, random: np.random.
 
 
 @either_graph
-def test_a_single_nonsense_value_is_not_lost(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
+def test_a_single_nan_is_not_lost(tmp_path: Path, random: np.random.Generator, graph: Graph) -> None:
     model = graph(random, 64, 16)
     for place in (0, 1, 17, 63):
         x = random.standard_normal((3, 64)).astype(np.float32)
@@ -272,7 +276,9 @@ def test_what_is_looked_up_may_be_multiplied_at_once_and_again(tmp_path: Path, r
     tokens = np.array([[3, 49, 0], [7, 7, 1]])
     path = tmp_path / "graph.onnx"
     onnx.save(model, path)
-    session = ort.InferenceSession(in_dialect(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        with_quantized_operators(onnx.load(path)).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     (found,) = session.run(None, {"tokens": tokens})
     x = table[tokens] * scales[0][tokens][:, :, None]
     expected = by_hand(by_hand(x, one, scales[1]), two, scales[2])

@@ -13,7 +13,7 @@ from beamline.serving.contract.tensorrt_plans import usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
 
 Kind = Literal["cpu", "cuda", "tensorrt"]
-WISHES = ("auto", "cpu", "cuda", "tensorrt")
+DEVICE_OPTIONS = ("auto", "cpu", "cuda", "tensorrt")
 TENSORRT = ("tensorrt", "tensorrt-rtx")  # packages; the first that is installed runs the plans
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", *TENSORRT, "cuda-bindings")
 
@@ -54,15 +54,15 @@ def look() -> Machine:
     return Machine(probe(), {package: installed(package) for package in _PACKAGES})
 
 
-def choose(wish: str, machine: Machine) -> Choice:
+def choose(asked: str, machine: Machine) -> Choice:
     """Raises a `BeamlineError` where what was asked for is not there."""
-    if wish == "cpu":
+    if asked == "cpu":
         return Choice("cpu", (), "asked for")
     lacking = {kind: _lacking(kind, machine) for kind in ("tensorrt", "cuda")}
-    if wish in lacking:
-        if lacking[wish]:
-            raise BeamlineError(f"--device {wish} can't be used: {lacking[wish]} (`beamline doctor` says more)")
-        return _gpu(wish, machine, "asked for")
+    if asked in lacking:
+        if lacking[asked]:
+            raise BeamlineError(f"--device {asked} can't be used: {lacking[asked]} (`beamline doctor` says more)")
+        return _gpu(asked, machine, "asked for")
     for kind, reason in lacking.items():
         if not reason:
             return _gpu(kind, machine, f"the best that is here: {_why(kind, machine)}")
@@ -92,10 +92,10 @@ def _why(kind: str, machine: Machine) -> str:
     return f"{name} {machine.packages[name]}"
 
 
-def choose_for(wish: str, machine: Machine, folder: Path, manifest: AnyManifest) -> Choice:
+def choose_for(asked: str, machine: Machine, folder: Path, manifest: AnyManifest) -> Choice:
     """The same for one version: `auto` takes TensorRT only where the version has plans for the GPU that is here."""
-    choice = choose(wish, machine)
-    if wish != "auto" or choice.kind != "tensorrt":
+    choice = choose(asked, machine)
+    if asked != "auto" or choice.kind != "tensorrt":
         return choice
     package = str(choice.library).replace("_", "-")
     version, capability = str(machine.packages[package]), choice.devices[0].capability

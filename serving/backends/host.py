@@ -1,0 +1,85 @@
+"""The memory of the host as a device: where the CPU's slots are.
+
+Everything is done when it is asked for. An array over an address owns nothing: whoever has it sees to it that the
+memory lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beamline.serving.backends.device import DeviceTensor
+from beamline.serving.contract.backend import Ints
+
+_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
+_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
+# All that this process can address, for NumPy to make views of. The first page is never ours, and its address, zero,
+# NumPy would take for no memory at all.
+_FIRST = mmap.PAGESIZE
+_ADDRESSES: Any = (ctypes.c_uint8 * ((1 << 62) - _FIRST)).from_address(_FIRST)
+
+
+class HostMemory:
+    part: int | None = 4 << 20  # a few milliseconds
+
+    def __init__(self) -> None:
+        self._allocated: dict[int, mmap.mmap] = {}
+
+    def allocate(self, nbytes: int) -> int:
+        """Pages of its own, which the operating system gives, zeroed, when they are touched."""
+        pages = mmap.mmap(-1, nbytes)
+        if _NO_HUGE_PAGES is not None:
+            # A slot's first entries lie far apart, head by head: to zero two megabytes around each is a long pause.
+            pages.madvise(_NO_HUGE_PAGES)
+        address = ctypes.addressof(ctypes.c_uint8.from_buffer(pages))
+        self._allocated[address] = pages
+        return address
+
+    def free(self, address: int) -> None:
+        del self._allocated[address]
+
+    def populate(self, address: int, start: int, nbytes: int) -> int:
+        pages = self._allocated[address]
+        nbytes = min(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, len(pages) - start)
+        if nbytes <= 0:
+            return 0
+        with suppress(OSError):  # on an older kernel whoever touches them first waits for them, as always
+            pages.madvise(_POPULATE_WRITE, start, nbytes)
+        return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    @staticmethod
+    def view(tensor: DeviceTensor) -> NDArray[Any]:
+        return np.ndarray(tensor.shape, tensor.dtype, _ADDRESSES, tensor.address - _FIRST)
+
+    def upload(self, address: int, array: NDArray[Any]) -> None:
+        np.ndarray(array.shape, array.dtype, _ADDRESSES, address - _FIRST)[...] = array
+
+    def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
+        _bytes(target, nbytes, rows, pitches[0])[...] = _bytes(source, nbytes, rows, pitches[1])
+
+    # NumPy reads what it is about to overwrite first.
+    move = copy
+
+    def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
+        item = np.dtype((np.void, entry))
+        entries = np.ndarray((rows, pitches[1] // entry), item, _ADDRESSES, source - _FIRST, (pitches[1], entry))
+        taken = entries.take(index, axis=1)
+        np.ndarray(taken.shape, item, _ADDRESSES, target - _FIRST, (pitches[0], entry))[...] = taken
+
+    def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
+        _bytes(address, nbytes, rows, pitch).fill(0)
+
+
+def _bytes(address: int, nbytes: int, rows: int, pitch: int) -> NDArray[np.uint8]:
+    return np.ndarray((rows, nbytes), np.uint8, _ADDRESSES, address - _FIRST, (pitch, 1))
+
+
+def tensor_of(array: NDArray[Any]) -> DeviceTensor:
+    """Where an array is; it must be kept alive."""
+    return DeviceTensor(array.__array_interface__["data"][0], str(array.dtype), array.shape)

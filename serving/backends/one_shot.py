@@ -1,0 +1,90 @@
+"""Graphs of a GPU that are run once per request, in memory of their own: encoder, prefill, scores, and models that
+classify or embed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beamline.serving.backends.device import (
+    DeviceTensor,
+    Gpu,
+    GraphRunner,
+    GraphSpec,
+    Tensors,
+    aligned,
+    named_sizes,
+    sizes_of,
+)
+
+
+class _Owner:
+    """Device memory that lives as long as somebody points to this."""
+
+    def __init__(self, device: Gpu, nbytes: int) -> None:
+        self.address = device.allocate(aligned(max(1, nbytes)))
+        weakref.finalize(self, device.free, self.address)
+
+
+class GpuGraphs:
+    """`Graphs` over what runs them there."""
+
+    def __init__(self, device: Gpu, runner: GraphRunner) -> None:
+        self._device = device
+        self._runner = runner
+        self.max_slots = runner.max_slots
+
+    def spec(self, graph: str) -> GraphSpec:
+        return self._runner.spec(graph)
+
+    def cache_length(self, entries: int) -> int:
+        return self._runner.cache_length(entries)
+
+    def most(self, graph: str, axis: str) -> int | None:
+        return self._runner.most(graph, axis)
+
+    def fetch(self, graph: str, feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Waits for the results."""
+        tensors, owner = self.run(graph, feeds)
+        arrays = {}
+        for name in names:
+            arrays[name] = np.empty(tensors[name].shape, tensors[name].dtype)
+            self._device.download(arrays[name], tensors[name].address)
+        self._device.wait(self._device.mark())
+        del owner
+        return arrays
+
+    def run(
+        self, graph: str, feeds: Mapping[str, NDArray[Any]], bound: Mapping[str, DeviceTensor] | None = None
+    ) -> tuple[Tensors, object]:
+        """Waits for nothing."""
+        bound = bound or {}
+        spec = self._runner.spec(graph)
+        shapes = {name: array.shape for name, array in feeds.items()} | {name: t.shape for name, t in bound.items()}
+        sizes = named_sizes(spec.inputs, shapes)
+        wanted = {
+            each.name: (each.dtype, sizes_of(each.axes, sizes))
+            for each in (*spec.inputs, *spec.outputs)
+            if each.name not in bound
+        }
+        tensors, owner = self._memory_for(wanted)
+        for each in spec.inputs:
+            if each.name not in bound:
+                self._device.upload(tensors[each.name].address, np.ascontiguousarray(feeds[each.name]))
+        self._runner.prepare(graph, {**tensors, **bound})()
+        return tensors, owner
+
+    def _memory_for(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensors, object]:
+        places, end = {}, 0
+        for name, (dtype, shape) in wanted.items():
+            places[name] = end
+            end += aligned(DeviceTensor(0, dtype, shape).nbytes)
+        owner = _Owner(self._device, end)
+        tensors = {
+            name: DeviceTensor(owner.address + places[name], dtype, shape) for name, (dtype, shape) in wanted.items()
+        }
+        return tensors, owner

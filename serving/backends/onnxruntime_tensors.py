@@ -1,0 +1,30 @@
+"""Between our tensors and ONNX Runtime's: types, names of axes, and binding by address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnxruntime as ort
+
+from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
+
+# The numbers of the types, because NumPy has no bfloat16.
+_ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+_NAMES = {"tensor(float)": "float32"}
+
+
+def graph_spec(session: ort.InferenceSession) -> GraphSpec:
+    return GraphSpec(tuple(map(_spec, session.get_inputs())), tuple(map(_spec, session.get_outputs())))
+
+
+def _spec(argument: Any) -> TensorSpec:
+    dtype = _NAMES.get(argument.type) or argument.type.removeprefix("tensor(").removesuffix(")")
+    return TensorSpec(argument.name, dtype, tuple(argument.shape))
+
+
+def bind(
+    bind_tensor: Callable[..., None], name: str, tensor: DeviceTensor, place: str = "cpu", device: int = 0
+) -> None:
+    """`bind_tensor`: an IOBinding's `bind_input` or `bind_output`."""
+    bind_tensor(name, place, device, _ONNX_TYPES[tensor.dtype], list(tensor.shape), tensor.address)
