@@ -28,7 +28,8 @@ def imported(node: ast.stmt, path: Path, root: Path) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
         if node.level:
-            package = ("beamline", *path.relative_to(root).parts)[: -node.level]
+            parts = path.relative_to(root).parts
+            package = (("beamline", *parts) if parts[0] in LINKED else parts)[: -node.level]
             base = ".".join([*package, *filter(None, [base])])
         for alias in node.names:
             submodule = f"{base}.{alias.name}"
