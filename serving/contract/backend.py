@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +152,20 @@ class Backend(Protocol):
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
     ) -> list[Floats]:
         """The same over several, without attention: the log-probabilities of what should follow each target token."""
+
+
+@runtime_checkable
+class PipelinedBackend(Protocol):
+    """What a backend has besides, if its steps can be asked for and waited for apart."""
+
+    def launch(self, inputs: StepInputs) -> None:
+        """Asks for a step of the current shape, and waits for nothing. At most two may be in flight."""
+
+    def collect(self) -> StepOutputs:
+        """Waits for the oldest step. Its arrays are valid until the next launch but one."""
+
+    def forget_launches(self) -> None:
+        """After a failure: nobody will collect what is in flight."""
 
 
 class PooledBackend(Protocol):

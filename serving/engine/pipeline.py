@@ -11,19 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
-from beamline.serving.contract.backend import Backend, Shape, StepInputs, StepOutputs
+from beamline.serving.contract.backend import Backend, PipelinedBackend, Shape, StepInputs, StepOutputs
 from beamline.serving.engine.request import Request
-
-
-@runtime_checkable
-class PipelinedBackend(Protocol):
-    """A backend whose steps can be asked for and waited for apart."""
-
-    def launch(self, inputs: StepInputs) -> None: ...
-
-    def collect(self) -> StepOutputs: ...
 
 
 class StepPipeline:
@@ -58,9 +48,8 @@ class StepPipeline:
     def drop(self) -> None:
         """After a failure: what is in flight is dropped."""
         self._steps.clear()
-        reset = getattr(self._backend, "forget_launches", None)
-        if reset is not None:
-            reset()
+        if isinstance(self._backend, PipelinedBackend):
+            self._backend.forget_launches()
 
     def may_follow(self, requests: Sequence[Request], shape: Shape, requests_wait: bool) -> bool:
         """Whether the step after the one in flight can be asked for now."""

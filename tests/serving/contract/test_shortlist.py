@@ -21,7 +21,7 @@ from beamline.serving.errors import ModelError
 from beamline.serving.models.settings import SETTINGS_FILE, read_settings
 from tests.serving.doubles import small_manifest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "shortlist.npz"
 
 
