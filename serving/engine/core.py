@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def load(self) -> int:
-        """How many requests are here, for whoever has several engines to choose from."""
+        """How many requests are here, to choose between several engines by."""
         queued = self._queue.waiting + self._scoring.queue.waiting
         return queued + len(self._scheduler.preparing) + len(self._scheduler.active)
 

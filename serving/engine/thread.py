@@ -105,7 +105,7 @@ class EngineThread:
         return self._idle.wait(timeout) if self._thread.is_alive() else True
 
     def stop(self) -> None:
-        """Ends the thread after its current step; whoever is still here gets an error."""
+        """Ends the thread after its current step; requests that are still here get an error."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
@@ -129,7 +129,7 @@ class EngineThread:
             deliver(engine.fail_everything(ShuttingDown("the server was stopped")))
 
     def _turn(self) -> bool:
-        """One step of whoever is next; false if nobody has work. A function of its own, so that while the thread
+        """One step of the engine that is next; false if none has work. A function of its own, so that while the thread
         sleeps no variable keeps an engine, and its memory, alive."""
         busy = [engine for engine in self._all() if engine.busy]
         if not busy:

@@ -88,7 +88,7 @@ class ModelManager:
         lines = []
         for name in sorted({*self._known, *self._served, *self._problems}):
             served = self._served.get(name, {})
-            problems = {version: self._told(reason) for version, reason in self._problems.get(name, {}).items()}
+            problems = {version: self._without_path(reason) for version, reason in self._problems.get(name, {}).items()}
             of_model = {
                 str(version): Listed(name, str(version), State.READY, problems.get(str(version), ""))
                 for version in served
@@ -220,7 +220,7 @@ class ModelManager:
         self._take_over(name, loaded)
         await self._publish()
         if wanted_but_absent := self._problems_of_wanted(name, loaded):
-            reasons = "; ".join(map(self._told, wanted_but_absent))
+            reasons = "; ".join(map(self._without_path, wanted_but_absent))
             now = f"served now: {', '.join(map(str, sorted(loaded)))}" if loaded else "no version of it is served"
             raise ModelUnavailable(f"{name} could not be loaded as asked: {reasons} ({now})")
 
@@ -282,7 +282,7 @@ class ModelManager:
         self._models.explain({line.name: line.reason or waiting.get(line.state, "") for line in self.index()})
         await self.changed()
 
-    def _told(self, reason: str) -> str:
+    def _without_path(self, reason: str) -> str:
         """A reason for clients: where the repository lies is not their business."""
         return reason.replace(f"{self._root}/", "")
 

@@ -34,7 +34,7 @@ class Models:
         self._absent: dict[str, str] = {}
         self._default = default
         self._preferred: tuple[str, ...] = ()
-        # Told of every call that used a model: its name and version, the seconds it took, and if it was answered.
+        # Called for every call that used a model: its name and version, the seconds it took, and if it was answered.
         self.called: Callable[[str, str, float, bool], None] = lambda name, version, seconds, answered: None
         by_name: dict[str, list[Model]] = {}
         for model in models:
@@ -61,7 +61,7 @@ class Models:
             self._retire_if_unused(served)
 
     def explain(self, absent: Mapping[str, str]) -> None:
-        """Models of the repository that are not served, and why: their callers are told to try later."""
+        """Models of the repository that are not served, and why: their callers are asked to try later."""
         self._absent = dict(absent)
 
     def fall_back_to(self, name: str) -> None:
@@ -97,7 +97,7 @@ class Models:
 
     @contextmanager
     def use_any(self, name: str, version: str) -> Iterator[Model]:
-        """Whatever it does: for a door that all kinds of models share."""
+        """Whatever it does: for an API that all kinds of models share."""
         served = self._find(name, version, pooled=None)
         with self._used(served):
             yield served.model
@@ -179,7 +179,7 @@ class Models:
         if pooled is None:
             names = names or list(self._by_name)
         if not names:
-            raise self._nobody(pooled)
+            raise self._none_served(pooled)
         if len(names) != 1:
             raise ModelNotFound(
                 f"the request names no model, and there are several: {self._names()}; "
@@ -187,7 +187,7 @@ class Models:
             )
         return names[0]
 
-    def _nobody(self, pooled: bool | None) -> ModelNotFound | ModelUnavailable:
+    def _none_served(self, pooled: bool | None) -> ModelNotFound | ModelUnavailable:
         """For a call that names no model, where none that is served can answer it. What one that is not served could do
         is not known here: it may be what the caller wants."""
         absent = [name for name in self._absent if name not in self._by_name]

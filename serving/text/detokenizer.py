@@ -15,7 +15,7 @@ _INCOMPLETE = "\ufffd"  # what a tokenizer makes of half a character
 
 class Detokenizer:
     """Tokens to text, a few at a time. Text depends on what stands before (a space, half a character), so a window of
-    tokens that have been told already is decoded with the new ones, and only the difference is new."""
+    tokens that have been streamed already is decoded with the new ones, and only the difference is new."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer

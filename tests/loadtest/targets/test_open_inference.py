@@ -1,4 +1,4 @@
-"""The same tool over the open inference protocol: at our own second door, and at servers that are not ours."""
+"""The same tool over the open inference protocol: against our own server, and at servers that are not ours."""
 
 from __future__ import annotations
 
