@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 
 Sizes = Mapping[str, int]
@@ -140,19 +141,16 @@ class Arena:
                 self._clear_rest(slot, rows, piece)
         return slots > 0
 
-    def keep(self, slot: int, entries: Sequence[int]) -> None:
-        """Only these entries along the changing axis, in this order, at its beginning."""
+    def keep(self, slot: int, entries: Ints, first: int) -> None:
+        """Only these entries along the changing axis, in this order, at its beginning. Those before the first are where
+        they were."""
         layout = self.layout
-        index = np.asarray(entries, np.int64)
-        # What stays where it is (a prompt, a common past) is not copied.
-        moved = np.flatnonzero(index != np.arange(len(index)))
-        if len(moved):
-            first = int(moved[0])
+        if first < len(entries):
             target = self.at(slot) + first * layout.entry
             pitches = (layout.piece, layout.piece)
-            self._device.gather(target, self.at(slot), index[first:], layout.entry, layout.rows, pitches)
+            self._device.gather(target, self.at(slot), entries[first:], layout.entry, layout.rows, pitches)
         if not self._masked:
-            self._clear_rest(slot, layout.rows, len(index) * layout.entry)
+            self._clear_rest(slot, layout.rows, len(entries) * layout.entry)
 
     def populate(self, sizes: Sizes, most: int) -> int:
         """Takes the memory that steps of these sizes will use from the operating system, at most so many bytes now.

@@ -61,9 +61,12 @@ class HostMemory:
         np.ndarray(array.shape, array.dtype, _ADDRESSES, address - _FIRST)[...] = array
 
     def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
-        _bytes(target, nbytes, rows, pitches[0])[...] = _bytes(source, nbytes, rows, pitches[1])
+        if rows == 1:
+            ctypes.memmove(target, source, nbytes)
+        else:
+            _bytes(target, nbytes, rows, pitches[0])[...] = _bytes(source, nbytes, rows, pitches[1])
 
-    # NumPy reads what it is about to overwrite first.
+    # Both ways, what is about to be overwritten is read first.
     move = copy
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
@@ -73,7 +76,10 @@ class HostMemory:
         np.ndarray(taken.shape, item, _ADDRESSES, target - _FIRST, (pitches[0], entry))[...] = taken
 
     def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
-        _bytes(address, nbytes, rows, pitch).fill(0)
+        if rows == 1:
+            ctypes.memset(address, 0, nbytes)
+        else:
+            _bytes(address, nbytes, rows, pitch).fill(0)
 
 
 def _bytes(address: int, nbytes: int, rows: int, pitch: int) -> NDArray[np.uint8]:

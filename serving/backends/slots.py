@@ -130,9 +130,13 @@ class SlotBackend:
             arena.move(source, target)
 
     def compact(self, slot: int, keep: Sequence[int]) -> None:
+        entries = np.asarray(keep, np.int64)
+        # What stays where it is (a prompt, a common past) is not copied.
+        moved = np.flatnonzero(entries != np.arange(len(entries)))
+        first = int(moved[0]) if len(moved) else len(entries)
         for spec in self._caches:
-            self._arenas[spec.name].keep(slot, keep)
-        self._arenas["ancestry"].keep(slot, keep)
+            self._arenas[spec.name].keep(slot, entries, first)
+        self._arenas["ancestry"].keep(slot, entries, first)
         self._arenas["write_index"].write(slot, np.array([len(keep)], np.int64))
 
     def zero(self, slot: int) -> None:

@@ -103,7 +103,8 @@ def test_kept_entries_stand_at_the_beginning(
     for slot in range(2):
         arena.write(slot, before[slot])
     keep = sorted(entries)
-    arena.keep(1, keep)
+    stay = next((place for place, entry in enumerate(keep) if place != entry), len(keep))
+    arena.keep(1, np.array(keep, np.int64), stay)
     now = view(arena, device)
     np.testing.assert_array_equal(now[1, :, : len(keep)], before[1][:, keep])
     np.testing.assert_array_equal(now[0], before[0])
