@@ -104,7 +104,7 @@ class ChunkedPrefill:
     def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
         newcomers = scheduler.admit()
         complete, self._complete = self._complete, []
-        ready = self._begin(newcomers) + complete
+        ready = self._begin(newcomers, scheduler) + complete
         self._groups = [group for group in self._groups if any(map(scheduler.is_preparing, group.requests))]
         others_wait = bool(scheduler.active)
         if self._groups and not (others_wait and (busy or complete)):
@@ -139,7 +139,7 @@ class ChunkedPrefill:
         self._tokens = self._cached_tokens = 0
         return counts
 
-    def _begin(self, newcomers: Sequence[Request]) -> list[Ready]:
+    def _begin(self, newcomers: Sequence[Request], scheduler: Scheduler[Request]) -> list[Ready]:
         """Looks up what is known of each prompt, and groups the rest."""
         ready, work = [], list[tuple[Request, Known | None]]()
         for request in newcomers:
@@ -149,21 +149,41 @@ class ChunkedPrefill:
             request.cached_tokens = 0 if known is None else known.length
             self._tokens += len(prompt) + 1
             self._cached_tokens += request.cached_tokens
-            if known is not None and known.length == len(prompt):
-                ready.append(Ready(request, self._backend.prefix(known.memory, known.length)[0]))
-            elif not prompt:
-                ready.append(Ready(request, self._backend.prompts([0], [None])[0]))
-            else:
+            if prompt and (known is None or known.length < len(prompt)):
                 work.append((request, known))
-        self._groups += [self._open(group) for group in _grouped(work)]
+                continue
+            try:
+                ready.append(Ready(request, self._memory_of(known)))
+            except Exception:
+                self._give_up(request, scheduler)
+        for group in _grouped(work):
+            self._open(group, scheduler)
         return ready
 
-    def _open(self, group: Sequence[tuple[Request, Known | None]]) -> _Group:
+    def _memory_of(self, known: Known | None) -> Any:
+        """Of a prompt of which nothing is left to compute: it is known, or has no tokens before its last."""
+        if known is None:
+            return self._backend.prompts([0], [None])[0]
+        return self._backend.prefix(known.memory, known.length)[0]
+
+    def _open(self, group: Sequence[tuple[Request, Known | None]], scheduler: Scheduler[Request]) -> None:
+        """Gives a group its memory; where that fails for several, each is tried alone."""
         requests = [request for request, _ in group]
         prompts = [request.source[:-1] for request in requests]
-        known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
-        memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
-        return _Group(requests, prompts, [request.cached_tokens for request in requests], memories)
+        try:
+            known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
+            memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
+        except Exception:
+            if len(group) == 1:
+                return self._give_up(requests[0], scheduler)
+            for each in group:
+                self._open([each], scheduler)
+            return
+        self._groups.append(_Group(requests, prompts, [request.cached_tokens for request in requests], memories))
+
+    def _give_up(self, request: Request, scheduler: Scheduler[Request]) -> None:
+        log.exception("the prompt of request %d could not be processed", request.id)
+        could_not_prepare(request, ComputeError("the prompt could not be processed"), scheduler, self._outputs)
 
     def _compute(self, scheduler: Scheduler[Request], group: _Group, budget: int, others_wait: bool) -> bool:
         """A chunk of it; whether that was done."""
@@ -178,7 +198,7 @@ class ChunkedPrefill:
             began = self._clock()
             self._backend.take_in(group.memories, chunk)
         except Exception:
-            log.exception("computing a chunk of %d prompts failed", rows)
+            log.info("computing a chunk of %d prompts failed", rows)
             self._isolate(scheduler, group)
             return False
         self._pace.took(length * rows, self._clock() - began)
@@ -188,17 +208,23 @@ class ChunkedPrefill:
     def _isolate(self, scheduler: Scheduler[Request], group: _Group) -> None:
         """One of them may be at fault: alone, the others succeed."""
         if len(group.requests) == 1:
-            error = ComputeError("the prompt could not be processed")
-            return could_not_prepare(group.requests[0], error, scheduler, self._outputs)
+            return self._give_up(group.requests[0], scheduler)
         for request in group.requests:
             request.cached_tokens = 0
-            self._groups.append(self._open([(request, None)]))
+            self._open([(request, None)], scheduler)
 
     def _completed(self, group: _Group) -> list[Ready]:
         for prompt, memory in zip(group.prompts, group.memories, strict=True):
+            self._remember(prompt, memory)
+        return [Ready(request, memory) for request, memory in zip(group.requests, group.memories, strict=True)]
+
+    def _remember(self, prompt: tuple[int, ...], memory: Any) -> None:
+        """In the prefix cache. That is a favour to others: where there is no memory for it, nothing is lost."""
+        try:
             if self._cache.wants(prompt):
                 self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)))
-        return [Ready(request, memory) for request, memory in zip(group.requests, group.memories, strict=True)]
+        except Exception:
+            log.exception("a prompt could not be kept in the prefix cache")
 
 
 def _grouped(work: Sequence[tuple[Request, Known | None]]) -> list[list[tuple[Request, Known | None]]]:

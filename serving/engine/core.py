@@ -26,16 +26,18 @@ from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
 from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings
 from beamline.serving.engine.pipeline import StepPipeline
 from beamline.serving.engine.placement import Placement
-from beamline.serving.engine.prefill import EncoderPrefill, Prefill, could_not_prepare
+from beamline.serving.engine.prefill import EncoderPrefill, Prefill, Ready, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring
-from beamline.serving.engine.step_arrays import step_inputs, step_views
+from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
 from beamline.serving.errors import ComputeError, InvalidRequest
 
 log = logging.getLogger(__name__)
+
+_FAILED_ALONE = "the request could not be processed; others were not affected"
 
 
 @dataclass(slots=True)
@@ -180,10 +182,14 @@ class Engine:
         stopped = self._queue.take_stopped()
         for slot in reversed(range(len(self._scheduler.active))):
             request = self._scheduler.active[slot]
-            if request.out_of_time(now):
-                request.search.stop()
-            for index in (index for request_id, index in stopped if request_id == request.id):
-                request.search.stop_one(index)
+            try:
+                if request.out_of_time(now):
+                    request.search.stop()
+                for index in (index for request_id, index in stopped if request_id == request.id):
+                    request.search.stop_one(index)
+            except Exception:
+                self._fail_alone(slot)
+                continue
             if request.search.done:
                 self._answer(slot)
 
@@ -204,13 +210,30 @@ class Engine:
             self._settle(*self._pipeline.collect())
         active = self._scheduler.active
         self._fit(len(active) + len(self._placement.requests))
-        while (each := self._placement.next(len(active), others_run=bool(active))) is not None:
+        while (each := self._next_placed()) is not None:
             request = each.request
             request.started = request.started or began
             request.encode_seconds = now - request.started
             slot = self._scheduler.start(request)
-            self._backend.place(slot, each.memory, request.start())
+            try:
+                self._backend.place(slot, each.memory, request.start())
+            except Exception:
+                self._fail_alone(slot)
+                continue
             self._counts.admitted += 1
+
+    def _next_placed(self) -> Ready | None:
+        """The next request whose memory stands in the slot that it gets."""
+        while self._placement.requests:
+            active = self._scheduler.active
+            try:
+                return self._placement.next(len(active), others_run=bool(active))
+            except Exception:
+                request = self._placement.requests[0]
+                log.exception("request %d of %s could not be placed", request.id, self.manifest.name)
+                could_not_prepare(request, ComputeError(_FAILED_ALONE), self._scheduler, self._outputs)
+                self._placement.keep(self._scheduler.is_preparing)
+        return None
 
     def _prepared_for_prompts(self) -> bool:
         """While others decode: whether that was to do between these two steps, instead of more of a prompt."""
@@ -237,7 +260,7 @@ class Engine:
     def _decode(self) -> None:
         began = self._clock()
         try:
-            requests, outputs = self._run_step()
+            step = self._run_step()
         except Exception:
             log.exception(
                 "a step of %s failed; its %d requests are answered with an error",
@@ -246,19 +269,38 @@ class Engine:
             )
             self._fail_active(ComputeError("the step failed"))
             return
+        if step is None:
+            return
         self._counts.decode_seconds += self._clock() - began
         self._prefill.stepped(self._counts.decode_seconds)
-        self._settle(requests, outputs)
+        self._settle(*step)
 
-    def _run_step(self) -> tuple[list[Request], StepOutputs]:
-        """Launches a step, where none is in flight; and the one behind it, where that can be known already."""
+    def _run_step(self) -> tuple[list[Request], StepOutputs] | None:
+        """Launches a step, where none is in flight; and the one behind it, where that can be known already. None where
+        all requests failed before it."""
         requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
         if not self._pipeline.in_flight:
+            parts = self._host_parts()
+            if not requests:
+                return None
             self._fit(len(requests))
-            self._pipeline.launch(requests, step_inputs(requests, self._capacity.shape.beams, vocabulary))
+            self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
         if self._pipeline.may_follow(requests, self._capacity.shape, self._queue.waiting > 0):
-            self._pipeline.launch(requests, step_inputs(requests, self._capacity.shape.beams, vocabulary, ahead=1))
+            count, parts = len(requests), self._host_parts(ahead=1)
+            if len(requests) == count:  # else the step in flight has more rows than the next one
+                self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
         return self._pipeline.collect()
+
+    def _host_parts(self, ahead: int = 0) -> list[HostPart]:
+        """What the host adds to a step, by slot. A request that fails at that fails alone, and is gone."""
+        parts: dict[int, HostPart] = {}
+        for slot in reversed(range(len(self._scheduler.active))):
+            request = self._scheduler.active[slot]
+            try:
+                parts[request.id] = host_part(request, ahead)
+            except Exception:
+                self._fail_alone(slot)
+        return [parts[request.id] for request in self._scheduler.active]
 
     # -- settle --------------------------------------------------------------------------------------------------
 
@@ -278,11 +320,15 @@ class Engine:
                 self._backend.zero(slot)
                 self._finish(slot, ComputeError("the model's scores are not numbers"), Outcome.FAILED)
                 continue
-            request.search.advance(views[row])
+            try:
+                request.search.advance(views[row])
+                if not request.search.done:
+                    self._outputs.stream(request)
+            except Exception:
+                self._fail_alone(slot)
+                continue
             if request.search.done:
                 self._answer(slot)
-            else:
-                self._outputs.stream(request)
 
     def _slot_of(self, request: Request, guess: int) -> int | None:
         active = self._scheduler.active
@@ -292,7 +338,10 @@ class Engine:
 
     def _answer(self, slot: int) -> None:
         request = self._scheduler.active[slot]
-        hypotheses = request.search.hypotheses()
+        try:
+            hypotheses = request.search.hypotheses()
+        except Exception:
+            return self._fail_alone(slot)
         if not hypotheses:
             error = InvalidRequest("the options forbid every possible output; allow more words or a longer output")
             return self._finish(slot, error, Outcome.FAILED)
@@ -316,6 +365,13 @@ class Engine:
         assert scored.attention is not None
         rows = tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist())
         return replace(hypothesis, alignment=rows)
+
+    def _fail_alone(self, slot: int) -> None:
+        """What the engine did for one request failed: its neighbours go on as if it had never been there."""
+        request = self._scheduler.active[slot]
+        log.exception("request %d of %s failed", request.id, self.manifest.name)
+        self._backend.zero(slot)
+        self._finish(slot, ComputeError(_FAILED_ALONE), Outcome.FAILED)
 
     def _finish(self, slot: int, answer: Answer, outcome: Outcome) -> None:
         """Frees the slot and answers the request that had it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,36 +11,45 @@ from beamline.serving.contract.backend import StepInputs, StepOutputs
 from beamline.serving.engine.outputs import Alternatives
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.search.beam_search import StepView
-from beamline.serving.engine.search.logits_processors import as_arrays
+from beamline.serving.engine.search.logits_processors import Edit, as_arrays
 from beamline.serving.engine.search.sampler import Sampler
 
 
-def step_inputs(requests: Sequence[Request], beams: int, vocabulary: int, ahead: int = 0) -> StepInputs:
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """What the host adds to a step for one request."""
+
+    forced: int | None
+    edits: Sequence[dict[int, Edit]]  # per beam
+    draws: Sequence[tuple[int, float]]  # samples with their random numbers
+
+
+def host_part(request: Request, ahead: int = 0) -> HostPart:
     """Of the next step, or of the one so many steps further, where no logits processor needs to see the tokens before
     it."""
-    forced = [request.search.forced_token(ahead) for request in requests]
-    edits = [
-        request.processors.edits(
-            request.search.depth + ahead + 1,
-            request.search.sequences() if request.processors.need_sequences else None,
-        )
-        for request in requests
-    ]
-    index, scale, add = as_arrays(edits, beams)
+    search, processors = request.search, request.processors
+    return HostPart(
+        search.forced_token(ahead),
+        processors.edits(search.depth + ahead + 1, search.sequences() if processors.need_sequences else None),
+        search.draws(ahead) if isinstance(search, Sampler) else (),
+    )
+
+
+def step_inputs(requests: Sequence[Request], parts: Sequence[HostPart], beams: int, vocabulary: int) -> StepInputs:
+    """The arrays of a step in which these requests take part, each with its own part."""
+    index, scale, add = as_arrays([part.edits for part in parts], beams)
     rows: list[int] = []
     settings: list[tuple[float, ...]] = []
     reported: list[int] = []
-    for number, request in enumerate(requests):
+    for number, (request, part) in enumerate(zip(requests, parts, strict=True)):
         search, options = request.search, request.search.options
-        if isinstance(search, Sampler):
-            top_k = options.top_k or vocabulary
-            for sample, uniform in search.draws(ahead):
-                rows.append(number * beams + sample)
-                settings.append((uniform, options.temperature, top_k, options.top_p, options.min_p))
+        for sample, uniform in part.draws:
+            rows.append(number * beams + sample)
+            settings.append((uniform, options.temperature, options.top_k or vocabulary, options.top_p, options.min_p))
         if options.top_log_probs:
             reported += range(number * beams, number * beams + search.width)
     return StepInputs(
-        np.array([-1 if token is None else token for token in forced], np.int64),
+        np.array([-1 if part.forced is None else part.forced for part in parts], np.int64),
         index,
         scale,
         add,
