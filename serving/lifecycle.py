@@ -19,6 +19,7 @@ class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
+    FAILED = "failed"  # engines don't step any more: the process is about to end
 
 
 class Lifecycle:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.guard import Guard
@@ -13,7 +15,8 @@ from beamline.serving.api.http.server import HttpServer
 from beamline.serving.api.inference import Inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.config import ServeConfig
-from beamline.serving.errors import ModelError
+from beamline.serving.engine.async_engine import fail_running
+from beamline.serving.errors import ModelError, ShuttingDown
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.loader import Driver, EngineMakers, ModelLoader, real_makers
 from beamline.serving.models.manager import ModelManager
@@ -25,6 +28,9 @@ from beamline.serving.security.tls import ServerTls
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
 
+log = logging.getLogger(__name__)
+
+_REFUSAL_SECONDS = 2.0
 _TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
 
@@ -45,6 +51,8 @@ class Server:
         self._grpc: GrpcServer | None = None
         self._driver: Driver | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self.failed = asyncio.Event()  # engines don't step any more: the process has to end
         self._overdue = False  # a drain was cut short
 
     @property
@@ -84,6 +92,7 @@ class Server:
         models.called = self.metrics.triton.call
         self._driver = makers.thread()
         self._driver.start()
+        self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
             app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
@@ -104,6 +113,25 @@ class Server:
         await self._grpc.start(inference, OpenInferenceServicer(models, manager, self.lifecycle, guard), manager)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
+
+    async def _watch_engines(self, driver: Driver) -> None:
+        """Liveness means that engines step. Where they don't any more, everyone is answered with UNAVAILABLE, health
+        checks fail, and whoever runs the process is asked to end it."""
+        patience = self.config.watchdog_seconds
+        while (reason := driver.trouble(patience)) is None:
+            await asyncio.sleep(min(1.0, patience / 4))
+        log.critical("%s: refusing all calls", reason)
+        self.lifecycle.phase = Phase.FAILED
+        fail_running(ShuttingDown("an engine of this server failed, and it is ending; try another one"))
+        if self._grpc is not None:
+            await self._grpc.report_not_serving()
+        self.failed.set()
+
+    async def answer_failed(self) -> None:
+        """Behind `failed`: lets the refusals go out, for a moment."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REFUSAL_SECONDS):
+                await self.lifecycle.idle()
 
     def _watcher(self, manager: ModelManager) -> Watcher | None:
         """Made before the models are loaded, so that it notices changes that are made meanwhile."""
@@ -146,6 +174,8 @@ class Server:
         """Cancels calls that are still running; after a `drain` in time there are none."""
         self.lifecycle.phase = Phase.DRAINING
         self._stop_watching()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if self._grpc is not None:
             await self._grpc.stop(at_once=self._overdue)
         for http in self._http():

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 DEFAULT_REPOSITORY = Path("model_repo")
 _WATCH_SECONDS = 2.0
 _STOP_SECONDS = 5.0  # to end in good order, behind the drain
+FAILED = 1  # the exit code for a supervisor, where an engine failed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.drain_seconds,
         metavar="S",
         help="after SIGTERM, cut off calls that still run then; none: wait as long as they take (%(default)s)",
+    )
+    parser.add_argument(
+        "--watchdog-seconds",
+        type=interval,
+        default=config.watchdog_seconds,
+        metavar="S",
+        help="end with an error where a step takes longer: a device that hangs (%(default)s)",
     )
     _add_security(parser)
     parser.add_argument(
@@ -209,6 +217,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         load=tuple(args.load or ()),
         watch_seconds=args.watch,
         drain_seconds=args.drain_seconds,
+        watchdog_seconds=args.watchdog_seconds,
         device=args.device,
         threads=args.threads,
         engines=args.engines,
@@ -254,7 +263,11 @@ async def _serve(config: ServeConfig) -> int:
     # One line for programs, with the ports as their options name them; everything else goes to standard error.
     ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"
     print(ready, flush=True)
-    await stop.wait()
+    if await _ended_by_failure(server, stop):
+        _exit_after(_STOP_SECONDS)  # what hangs would keep the process
+        await server.answer_failed()
+        await server.stop()
+        return FAILED
     log.info("draining: no new calls, finishing those that run (again to stop at once)")
     if config.drain_seconds is not None:
         _exit_after(config.drain_seconds + _STOP_SECONDS)
@@ -263,6 +276,15 @@ async def _serve(config: ServeConfig) -> int:
     if not drained:
         log.error("stopped with calls unfinished after %s seconds", config.drain_seconds)
     return 0 if drained else 1
+
+
+async def _ended_by_failure(server: Server, stop: asyncio.Event) -> bool:
+    """Waits for the end: asked for, or because engines don't step any more."""
+    waits = [asyncio.create_task(event.wait()) for event in (stop, server.failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in waits:
+        task.cancel()
+    return server.failed.is_set() and not stop.is_set()
 
 
 def _exit_after(seconds: float) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
+from weakref import WeakSet
 
 from beamline.serving.contract.call import current_call
 from beamline.serving.engine.outputs import Answer, Output, Piece, Pooled, Result, Scores
@@ -30,6 +31,14 @@ class AnyEngine(Protocol):
 
 
 OnOutput = Callable[[int, Output], None]  # of which request of the call
+
+running: WeakSet[RequestGroup] = WeakSet()  # the groups that wait for an engine, for `fail_running`
+
+
+def fail_running(error: Exception) -> None:
+    """Answers every call that waits for an engine."""
+    for group in list(running):
+        group.fail(error)
 
 
 class RequestGroup:
@@ -52,6 +61,7 @@ class RequestGroup:
     async def run(self, requests: Sequence[Request], max_in_flight: int) -> list[Answer]:
         """The answers in the order of the requests. No more than `max_in_flight` of them are with the engine at once,
         so that a long text neither fails for its length nor takes the whole queue."""
+        running.add(self)
         try:
             for index in self._order(requests):
                 while len(self._pending) >= max_in_flight or not self._submit(index, requests[index]):
@@ -61,8 +71,15 @@ class RequestGroup:
         except BaseException:  # cancellation as well: the others' answers are not wanted any more
             self.abandon()
             raise
+        finally:
+            running.discard(self)
         self._call.report(self._timings)
         return [self._answers[index] for index in range(len(requests))]
+
+    def fail(self, error: Exception) -> None:
+        """For a server whose engines don't answer any more."""
+        self._failure = self._failure or error
+        self._changed.set()
 
     def stop(self, index: int, hypothesis: int) -> None:
         """No more is wanted of one hypothesis of a request."""

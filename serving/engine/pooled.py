@@ -115,6 +115,11 @@ class PooledEngine:
         self._executor.fail_everything(error)
         return self._outputs.take()[0]
 
+    def abandon(self, error: Exception) -> list[RequestOutput]:
+        """The same for good: the engine can't go on."""
+        self.drain()
+        return self.fail_everything(error)
+
 
 class _PooledRun:
     """Does not know its engine: the two would keep each other, and the memory of an unloaded model would wait for a

@@ -126,6 +126,9 @@ class DeviceThreads:
         ]
         return all(finished)
 
+    def trouble(self, patience: float) -> str | None:
+        return next((why for thread in self._threads if (why := thread.trouble(patience)) is not None), None)
+
     def stop(self) -> None:
         for thread in self._threads:
             thread.stop()

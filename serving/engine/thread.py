@@ -65,6 +65,8 @@ class Steppable(Protocol):
 
     def fail_everything(self, error: Exception) -> list[RequestOutput]: ...
 
+    def abandon(self, error: Exception) -> list[RequestOutput]: ...
+
 
 class EngineThread:
     def __init__(self, engines: Iterable[Steppable] = ()) -> None:
@@ -74,6 +76,8 @@ class EngineThread:
         self._wake = threading.Event()
         self._idle = threading.Event()
         self._stopping = False
+        self._failure: str | None = None
+        self._step_began: float | None = None  # of the step that is running
         self._turns: FairShare[Steppable] = FairShare()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         for engine in engines:
@@ -111,6 +115,16 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
+    def trouble(self, patience: float) -> str | None:
+        """Why engines don't step any more, for a watchdog: one has lost its device, or a step takes longer than
+        `patience` seconds. None while all is well."""
+        if self._failure is not None:
+            return self._failure
+        began = self._step_began
+        if began is not None and time.perf_counter() - began > patience:
+            return f"a step has not ended for {patience:g} seconds"
+        return None
+
     def _all(self) -> list[Steppable]:
         with self._lock:
             return list(self._engines)
@@ -135,20 +149,32 @@ class EngineThread:
         if not busy:
             return False
         engine = self._turns.next(busy)
-        began = time.perf_counter()
+        self._step_began = began = time.perf_counter()
         try:
             deliver(engine.step())
         except Exception:
             # Not a request's fault, so all of them get an answer; the next ones may fare better.
             log.exception("a step of %s's engine failed", engine.manifest.name)
-            deliver(engine.fail_everything(ComputeError("the engine failed")))
+            self._recover(engine)
+        finally:
+            self._step_began = None
         self._turns.charge(engine, time.perf_counter() - began)
         return True
+
+    def _recover(self, engine: Steppable) -> None:
+        try:
+            deliver(engine.fail_everything(ComputeError("the engine failed")))
+        except Exception:
+            name = engine.manifest.name
+            log.critical("the device of %s can't even be reset: it is lost", name, exc_info=True)
+            deliver(engine.abandon(ShuttingDown("the device failed, and this server is ending; try another one")))
+            with self._lock:
+                self._engines.remove(engine)
+            self._failure = f"the device of {name} is lost"
 
     def _let_go(self) -> list[Gone]:
         """The callbacks of engines that are gone now."""
         with self._lock:
             over = [engine for engine in self._retiring if not engine.busy]
-            for engine in over:
-                self._engines.remove(engine)
+            self._engines = [engine for engine in self._engines if engine not in over]
             return [self._retiring.pop(engine) for engine in over]

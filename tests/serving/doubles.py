@@ -163,6 +163,9 @@ class EngineDouble:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._waiting, timeout)
 
+    def trouble(self, patience: float) -> str | None:
+        return None
+
     def stop(self) -> None:
         self._outgoing.put(None)
         if self._thread.is_alive():
@@ -218,6 +221,9 @@ class EngineDoubles:
 
     def drain(self, timeout: float | None) -> bool:
         return all(engine.drain(timeout) for engine in self.driven)
+
+    def trouble(self, patience: float) -> str | None:
+        return None
 
     def stop(self) -> None:
         for engine in self.driven:

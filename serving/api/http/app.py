@@ -21,7 +21,7 @@ from beamline.serving.api.inference import SERVICE, Inference
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.errors import RequestError
-from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
 
@@ -74,6 +74,8 @@ def gateway_app(
 
 def _health(lifecycle: Lifecycle) -> list[Route]:
     async def live(request: Request) -> Response:
+        if lifecycle.phase is Phase.FAILED:
+            return PlainTextResponse(lifecycle.describe, status_code=503)
         return PlainTextResponse("ok")
 
     async def ready(request: Request) -> Response:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from typing import Never
 
 import pytest
 
+from beamline.serving.contract.backend import StepInputs, StepOutputs
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
-from beamline.serving.errors import ShuttingDown
+from beamline.serving.errors import ComputeError, ShuttingDown
 from beamline.serving.models.engines import FakeSettings, fake_engine
 
 WAIT = 120  # seconds; only ever used up by a failure
@@ -63,4 +65,52 @@ def test_an_idle_engine_leaves_at_once() -> None:
         assert gone.wait(WAIT)
         assert thread.drain(WAIT)
     finally:
+        thread.stop()
+
+
+def test_an_engine_that_loses_its_device_answers_everyone_and_the_others_go_on() -> None:
+    broken, other = engine(), engine()
+    thread = EngineThread([broken, other])
+
+    def lost(*arguments: object) -> Never:
+        raise RuntimeError("device lost")
+
+    broken._backend.run = broken._backend.zero = lost  # type: ignore[method-assign]
+    assert thread.trouble(60) is None
+    answers = [ask(broken, 5) for _ in range(4)]  # two in slots, two that wait
+    thread.start()
+    try:
+        found = [each.get(timeout=WAIT) for each in answers]
+        assert {type(answer) for answer in found} <= {ShuttingDown, ComputeError}
+        assert any(isinstance(answer, ShuttingDown) for answer in found)
+        with pytest.raises(ShuttingDown):
+            ask(broken, 1)
+        assert isinstance(ask(other, 3).get(timeout=WAIT), Result)
+        assert thread.trouble(60) == "the device of fake is lost"
+    finally:
+        thread.stop()
+
+
+def test_a_step_that_does_not_end_is_trouble() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    slow = engine()
+    run = slow._backend.run
+
+    def gated(inputs: StepInputs) -> StepOutputs:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return run(inputs)
+
+    slow._backend.run = gated  # type: ignore[method-assign]
+    thread = EngineThread([slow])
+    answers = ask(slow, 3)
+    thread.start()
+    try:
+        assert begun.wait(WAIT)
+        assert thread.trouble(0.0) == "a step has not ended for 0 seconds"
+        assert thread.trouble(WAIT) is None
+        go_on.set()
+        assert isinstance(answers.get(timeout=WAIT), Result)
+    finally:
+        go_on.set()
         thread.stop()
