@@ -72,13 +72,13 @@ def test_calls_are_answered_and_the_process_ends(
 ) -> None:
     log = tmp_path / "log.txt"
     with served(fault, log, *arguments) as (process, address), grpc.insecure_channel(address) as channel:
-        stub = rpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
+        stub = rpc.InferenceStub(channel)
 
         def ask(number: int) -> grpc.StatusCode:
             try:
                 stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a long text " * 4)]))  # no deadline
             except grpc.RpcError as error:
-                code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+                code: grpc.StatusCode = error.code()
                 return code
             return grpc.StatusCode.OK
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import Never
+from typing import Any, Never
 
 import pytest
 
@@ -75,7 +75,8 @@ def test_an_engine_that_loses_its_device_answers_everyone_and_the_others_go_on()
     def lost(*arguments: object) -> Never:
         raise RuntimeError("device lost")
 
-    broken._backend.run = broken._backend.zero = lost  # type: ignore[method-assign]
+    device: Any = broken._backend
+    device.run = device.zero = lost
     assert thread.trouble(60) is None
     answers = [ask(broken, 5) for _ in range(4)]  # two in slots, two that wait
     thread.start()
