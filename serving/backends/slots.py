@@ -57,6 +57,7 @@ class SlotBackend:
         self._graphs = graphs
         self._has_prefill = manifest.graphs.prefill is not None
         self._step = graphs.spec("step")
+        _check_state(manifest, self._step.inputs)
         outputs = {each.name for each in self._step.outputs}
         kinds = {tensor.name: tensor.kind for tensor in manifest.state}
         self._caches = [each for each in self._step.inputs if kinds.get(each.name) is StateKind.CACHE]
@@ -247,3 +248,19 @@ def _rows(tensor: DeviceTensor, rows: Sequence[int]) -> DeviceTensor:
     """Some rows that lie together."""
     address = tensor.address + rows[0] * (tensor.nbytes // tensor.shape[0])
     return DeviceTensor(address, tensor.dtype, (len(rows), *tensor.shape[1:]))
+
+
+def _check_state(manifest: Manifest, inputs: Sequence[TensorSpec]) -> None:
+    """That the graph has the state tensors that its manifest names, with the same fixed axes."""
+    found = {each.name: each for each in inputs}
+    for tensor in manifest.state:
+        spec = found.get(tensor.name)
+        if spec is None:
+            raise ValueError(f"its manifest names the state {tensor.name}, which its step graph does not have")
+        same = len(tensor.shape) == len(spec.axes) and all(
+            wanted == axis for wanted, axis in zip(tensor.shape, spec.axes, strict=True) if isinstance(wanted, int)
+        )
+        if not same:
+            raise ValueError(
+                f"its manifest says that {tensor.name} is {list(tensor.shape)}, and its step graph {list(spec.axes)}"
+            )
