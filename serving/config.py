@@ -38,6 +38,7 @@ class ServeConfig:
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
     drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
+    max_connection_seconds: float | None = None  # then a gRPC connection is closed; None: never
     watchdog_seconds: float = 60.0  # a step that takes longer is one that will not end
     device: str = "auto"  # or cpu, cuda, tensorrt
     threads: int = 0  # of a model; 0: as many as there are cores

@@ -52,6 +52,7 @@ class Server:
         self._driver: Driver | None = None
         self._watching: asyncio.Task[None] | None = None
         self._watchdog: asyncio.Task[None] | None = None
+        self._rescan: asyncio.Task[None] | None = None
         self.failed = asyncio.Event()  # engines don't step any more: the process has to end
         self._overdue = False  # a drain was cut short
 
@@ -82,7 +83,9 @@ class Server:
         guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
         self._metrics_http = HttpServer(config.host, config.metrics_port)
-        self._grpc = GrpcServer(config.host, config.grpc_port, config.max_message_bytes, guard, tls)
+        self._grpc = GrpcServer(
+            config.host, config.grpc_port, config.max_message_bytes, guard, tls, config.max_connection_seconds
+        )
         if config.http_port is not None:
             self._gateway = HttpServer(config.host, config.http_port, tls)
         operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
@@ -142,6 +145,13 @@ class Server:
             return Watcher(config.repository, manager.refresh)
         except OSError as error:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
+
+    def look_again(self) -> None:
+        """Has the repository scanned now, as a change that the watcher sees does."""
+        if self.manager is None or self.config.repository is None:
+            return
+        log.info("looking for changes in the model repository")
+        self._rescan = asyncio.create_task(self.manager.refresh_all())
 
     async def drain(self) -> bool:
         """Refuses new calls, finishes the running ones, and sends their responses. False if `drain_seconds` were not

@@ -110,6 +110,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="end with an error where a step takes longer: a device that hangs (%(default)s)",
     )
+    parser.add_argument(
+        "--max-connection-age",
+        type=interval,
+        metavar="S",
+        help="close gRPC connections that are older, so that clients balance anew (never)",
+    )
     _add_security(parser)
     parser.add_argument(
         "--log-format",
@@ -217,6 +223,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         load=tuple(args.load or ()),
         watch_seconds=args.watch,
         drain_seconds=args.drain_seconds,
+        max_connection_seconds=args.max_connection_age,
         watchdog_seconds=args.watchdog_seconds,
         device=args.device,
         threads=args.threads,
@@ -259,6 +266,8 @@ async def _serve(config: ServeConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, number, stop)
     server = Server(config)
+    # The usual request to look again; by default it would end the process.
+    loop.add_signal_handler(signal.SIGHUP, server.look_again)
     await server.start()
     # One line for programs, with the ports as their options name them; everything else goes to standard error.
     ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"

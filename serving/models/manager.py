@@ -75,6 +75,7 @@ class ModelManager:
         self._served: dict[str, dict[int, ServedModel]] = {}
         self._leaving: dict[Model, ServedModel] = {}
         self._loading: tuple[str, str] | None = None
+        self._defaults: set[str] = set()  # models whose settings say that they are meant where a call names none
         self._problems: dict[str, dict[str, str]] = {}  # by name and version
         self._known: set[str] = set()  # names in the repository when it was last read
         self._changing = asyncio.Lock()
@@ -166,6 +167,15 @@ class ModelManager:
             log.info("%s was unloaded", name)
             await self._publish()
 
+    async def refresh_all(self) -> None:
+        """Looks at every model's folder: what is new is loaded, what is gone unloaded; what is unchanged stays."""
+        try:
+            async with self._changing:
+                repository = await self._scan()
+        except ModelError as error:
+            return log.error("the model repository can't be read: %s", error)
+        await self.refresh({*repository.folders, *self._served})
+
     async def refresh(self, names: Iterable[str]) -> None:
         """After these folders have changed: reload what is wanted, unload what is gone."""
         for name in sorted(names):
@@ -175,6 +185,7 @@ class ModelManager:
                     if name not in repository.folders:
                         self._problems.pop(name, None)
                         self._unloaded.discard(name)
+                        self._defaults.discard(name)
                         if name in self._served:
                             log.info("%s is gone from the repository, and was unloaded", name)
                             self._take_over(name, {})
@@ -230,6 +241,7 @@ class ModelManager:
         """Afterwards `loaded` is what shall be served: what was wanted and works. Where none of it works, it is what
         was served before."""
         settings = await self._in_thread(read_settings, repository.folders[name])
+        (self._defaults.add if settings.default else self._defaults.discard)(name)
         on_disk = {version.version: version for version in repository.models.get(name, ())}
         wanted = self._asked.get(name) or settings.versions or self._default_versions
         ready: dict[int, ServedModel] = {}
@@ -300,8 +312,7 @@ class ModelManager:
         for model in set(old.values()) - staying:
             self._leaving[model.model] = model
         self._models.replace(name, [each.model for each in loaded.values()], self._retire)
-        defaults = [name for name, models in self._served.items() if any(m.settings.default for m in models.values())]
-        self._models.prefer(sorted(defaults))
+        self._models.prefer(sorted(self._defaults - self._unloaded))
 
     def _retire(self, model: Model) -> None:
         """No call uses it any more."""

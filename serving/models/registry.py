@@ -69,7 +69,8 @@ class Models:
         self._default = self._default or name
 
     def prefer(self, names: Iterable[str]) -> None:
-        """The default, where none was given: the first of these that is served."""
+        """The default, where none was given: the first of these that is served. Where none of them is, a call that
+        names no model is not answered by another one."""
         self._preferred = tuple(names)
 
     def check_default(self) -> None:
@@ -175,6 +176,8 @@ class Models:
             pooled is None or default not in self._by_name or self._is_pooled(default) == pooled
         ):
             return default
+        if default is None and not pooled and (absent := [name for name in self._preferred if name in self._absent]):
+            raise self._unavailable(absent[0])
         names = [name for name in self._by_name if self._is_pooled(name) == bool(pooled)]
         if pooled is None:
             names = names or list(self._by_name)

@@ -167,6 +167,16 @@ def test_a_signal_drains_and_exits_cleanly(number: signal.Signals) -> None:
         assert server.wait(timeout=120) == 0
 
 
+def test_a_hangup_does_not_end_it() -> None:
+    with process("--fake") as (server, ready), grpc.insecure_channel(ready["grpc"]) as channel:
+        stub = beamline_pb2_grpc.InferenceStub(channel)
+        server.send_signal(signal.SIGHUP)
+        reply = stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")]))
+        assert reply.translations[0].hypotheses[0].text == "a"
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=120) == 0
+
+
 def test_a_second_signal_stops_at_once() -> None:
     with (
         process("--fake", "--fake-step-ms", "1000") as (server, ready),

@@ -372,6 +372,38 @@ async def test_the_folder_is_followed(tmp_path: Path) -> None:
         assert this.engines.settings[-1].slots == 2
 
 
+async def test_a_look_by_request_finds_what_is_new_and_what_is_gone(tmp_path: Path) -> None:
+    """As SIGHUP asks for it, without a watcher."""
+    write_version(tmp_path, "de", 1)
+    write_version(tmp_path, "nl", 1)
+    async with serving(tmp_path) as this:
+        write_version(tmp_path, "fr", 1)
+        write_version(tmp_path, "de", 2)
+        shutil.rmtree(tmp_path / "nl")
+        await this.manager.refresh_all()
+        assert [await this.version(), await this.version("fr")] == ["2", "1"]
+        assert [name for name, _, _ in this.lines] == ["de", "fr"]
+        loaded = list(this.engines.loaded)
+        await this.manager.refresh_all()
+        assert this.engines.loaded == loaded  # what is unchanged stays
+
+
+async def test_a_default_that_fails_to_load_is_not_replaced_by_another(tmp_path: Path) -> None:
+    write_version(tmp_path, "de", 1)
+    write_version(tmp_path, "fr", 1)
+    (tmp_path / "de" / "serving.toml").write_text("default = true")
+    (tmp_path / "de" / "1" / "weights.bin").write_bytes(b"other")
+    async with serving(tmp_path) as this:
+        assert await this.version("fr") == "1"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await this.version("")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "model 'de' is not served now" in (refused.value.details() or "")
+        write_version(tmp_path, "de", 2)
+        await this.manager.refresh_all()
+        assert await this.version("") == "2"
+
+
 async def test_a_folder_that_is_deleted(tmp_path: Path) -> None:
     """Unwatched, it is served on from memory; watched, it is unloaded, and its name is forgotten."""
     write_version(tmp_path, "de", 1)

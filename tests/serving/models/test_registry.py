@@ -61,6 +61,17 @@ def test_a_call_without_a_name_is_told_why_nobody_can_answer() -> None:
         pass
 
 
+def test_no_other_model_answers_for_a_default_that_failed() -> None:
+    models = Models([model("fr")])
+    models.prefer(["de"])
+    models.explain({"fr": "", "de": "weights.bin is corrupt"})
+    with pytest.raises(ModelUnavailable, match=r"model 'de' is not served now: weights.bin is corrupt"):
+        models.find("", "")
+    assert found(models, "fr") == ("fr", 1)
+    models.replace("de", [model("de")], lambda model: None)
+    assert found(models, "") == ("de", 1)
+
+
 @pytest.mark.parametrize("name", ["nl", "../de", "de/1", "x" * 10_000])
 def test_unknown_names_are_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(ModelNotFound, match="there is de, fr") as caught:
