@@ -47,6 +47,7 @@ class ServeConfig:
     max_queue: int = 1024  # requests that wait behind them
     early_refusal: bool = True  # of a request whose deadline would pass while it waits
     prefix_cache_bytes: int = 512 * MIB  # of each language model; 0: off
+    share_prefix_cache: bool = False  # between the holders of different tokens
     prompt_slowdown: float = 2.0  # how much longer a stream may wait for a token while prompts are taken in
     fake_step_seconds: float = 0.0
     fake_slots: int = 8

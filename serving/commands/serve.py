@@ -88,6 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompts that a language model remembers; 0: none (%(default)s)",
     )
     parser.add_argument(
+        "--share-prefix-cache",
+        action="store_true",
+        help="let holders of different tokens use each other's prompts; each can see then what others have sent",
+    )
+    parser.add_argument(
         "--prompt-slowdown",
         type=slowdown,
         default=config.prompt_slowdown,
@@ -230,6 +235,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         engines=args.engines,
         max_slots=args.max_slots,
         max_queue=args.max_queue,
+        share_prefix_cache=args.share_prefix_cache,
         prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,
         prompt_slowdown=args.prompt_slowdown,
         fake_step_seconds=args.fake_step_ms / 1000,

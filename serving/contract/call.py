@@ -44,6 +44,11 @@ class Call:
     # Called with the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
     report: Callable[[Sequences], None] = _nothing
 
+    @property
+    def tenant(self) -> str:
+        """Whose call it is: the holder of its token or certificate. Where there are none, everyone is one tenant."""
+        return self.client if self.client.startswith(("token:", "certificate:")) else ""
+
 
 _NO_CALL = Call()
 _current: ContextVar[Call] = ContextVar("call", default=_NO_CALL)

@@ -103,6 +103,7 @@ class RequestGroup:
         timeout = self._call.queue_timeout
         request.deadline = self._deadline
         request.priority = self._call.priority
+        request.tenant = self._call.tenant
         # From when it is submitted: a long call's later requests wait behind its own first ones.
         request.queue_deadline = None if timeout is None else time.monotonic() + timeout
         request.streams = self._on_output is not None

@@ -145,7 +145,7 @@ class ChunkedPrefill:
         for request in newcomers:
             prompt = request.source[:-1]
             request.started = self._clock()
-            known = self._cache.find(prompt)
+            known = self._cache.find(prompt, request.tenant)
             request.cached_tokens = 0 if known is None else known.length
             self._tokens += len(prompt) + 1
             self._cached_tokens += request.cached_tokens
@@ -214,15 +214,15 @@ class ChunkedPrefill:
             self._open([(request, None)], scheduler)
 
     def _completed(self, group: _Group) -> list[Ready]:
-        for prompt, memory in zip(group.prompts, group.memories, strict=True):
-            self._remember(prompt, memory)
+        for request, prompt, memory in zip(group.requests, group.prompts, group.memories, strict=True):
+            self._remember(request.tenant, prompt, memory)
         return [Ready(request, memory) for request, memory in zip(group.requests, group.memories, strict=True)]
 
-    def _remember(self, prompt: tuple[int, ...], memory: Any) -> None:
+    def _remember(self, tenant: str, prompt: tuple[int, ...], memory: Any) -> None:
         """In the prefix cache. That is a favour to others: where there is no memory for it, nothing is lost."""
         try:
-            if self._cache.wants(prompt):
-                self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)))
+            if self._cache.wants(prompt, tenant):
+                self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)), tenant)
         except Exception:
             log.exception("a prompt could not be kept in the prefix cache")
 

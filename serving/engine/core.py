@@ -62,6 +62,7 @@ class Engine:
         max_queue: int,
         early_refusal: bool = True,
         prefix_cache_bytes: int = 0,
+        share_prefix_cache: bool = False,
         prompt_slowdown: float = 2.0,
         run_ahead: bool = True,
         observe: Callable[[StepStats], None] = lambda stats: None,
@@ -84,7 +85,7 @@ class Engine:
         if manifest.graphs.prefill is None:
             self._prefill = EncoderPrefill(backend, self._outputs)
         else:
-            cache, pace = PrefixCache(prefix_cache_bytes), Pace(prompt_slowdown)
+            cache, pace = PrefixCache(prefix_cache_bytes, share_prefix_cache), Pace(prompt_slowdown)
             self._prefill = ChunkedPrefill(backend, self._outputs, clock, cache, pace)
         admission = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, admission, self._outputs, clock)

@@ -1,6 +1,7 @@
 """The cache entries of recent prompts: one that begins as another did need not be computed from its first token.
 
-Bounded in bytes; what was not asked for the longest goes first. Off with a limit of 0.
+Bounded in bytes; what was not asked for the longest goes first. Off with a limit of 0. Each tenant finds only its own
+prompts: how much of a prompt was known is reported to its sender, and would tell what others have sent.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ class _Entry:
     tokens: Ints
     memory: Any
     size: int  # bytes
+    tenant: str
 
 
 class PrefixCache:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, shared: bool = False) -> None:
         self.limit = limit  # bytes
+        self._shared = shared  # by all tenants
         self.size = 0
         self._entries: list[_Entry] = []  # the one that was used last is last
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, tokens: Sequence[int]) -> Known | None:
-        """The longest beginning of these that is known."""
+    def find(self, tokens: Sequence[int], tenant: str = "") -> Known | None:
+        """The longest beginning of these that is known of this tenant's prompts."""
         if not self._entries or len(tokens) < WORTHWHILE:
             return None
         wanted = np.asarray(tokens, np.int64)
-        lengths = [_common(entry.tokens, wanted) for entry in self._entries]
+        lengths = [_common(entry.tokens, wanted) if self._visible(entry, tenant) else 0 for entry in self._entries]
         best = int(np.argmax(lengths))
         if lengths[best] < WORTHWHILE:
             return None
@@ -53,25 +56,31 @@ class PrefixCache:
         self._entries.append(entry)
         return Known(entry.memory, lengths[best])
 
-    def wants(self, tokens: Sequence[int]) -> bool:
+    def wants(self, tokens: Sequence[int], tenant: str = "") -> bool:
         """Whether a prompt would add anything."""
         if not self.limit or len(tokens) < WORTHWHILE:
             return False
         wanted = np.asarray(tokens, np.int64)
-        return all(_common(entry.tokens, wanted) < len(wanted) for entry in self._entries)
+        return all(_common(entry.tokens, wanted) < len(wanted) for entry in self._of(tenant))
 
-    def put(self, tokens: Sequence[int], memory: Any, size: int) -> None:
+    def put(self, tokens: Sequence[int], memory: Any, size: int, tenant: str = "") -> None:
         """A prompt whose entries are all there. Those that it continues (earlier turns of a talk) make room for it."""
         if size > self.limit:
             return
-        new = _Entry(np.asarray(tokens, np.int64), memory, size)
-        covered = [entry for entry in self._entries if _common(entry.tokens, new.tokens) == len(entry.tokens)]
+        new = _Entry(np.asarray(tokens, np.int64), memory, size, tenant)
+        covered = [entry for entry in self._of(tenant) if _common(entry.tokens, new.tokens) == len(entry.tokens)]
         for entry in covered:
             self._drop(entry)
         self._entries.append(new)
         self.size += size
         while self.size > self.limit:
             self._drop(self._entries[0])
+
+    def _of(self, tenant: str) -> list[_Entry]:
+        return [entry for entry in self._entries if self._visible(entry, tenant)]
+
+    def _visible(self, entry: _Entry, tenant: str) -> bool:
+        return self._shared or entry.tenant == tenant
 
     def _drop(self, entry: _Entry) -> None:
         self._entries.remove(entry)

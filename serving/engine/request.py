@@ -47,6 +47,7 @@ class Request:
     target: tuple[int, ...] = ()  # to score, and
     labels: tuple[int, ...] = ()  # what should follow each of its tokens
     loop: asyncio.AbstractEventLoop | None = None
+    tenant: str = ""  # who sent it: the prefix cache keeps tenants apart
     id: int = field(default_factory=lambda: next(_ids))
 
     # What the engine notes of it.

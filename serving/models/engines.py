@@ -38,6 +38,7 @@ class EngineSettings:
     early_refusal: bool = True
     warm_up: bool = True
     prefix_cache_bytes: int = 0
+    share_prefix_cache: bool = False  # between tenants
     prompt_slowdown: float = 2.0  # of those who decode, while prompts are taken in
     shortlist: bool = False
     choice: Choice = ON_CPU
@@ -123,6 +124,7 @@ def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, devic
         max_queue=settings.max_queue,
         early_refusal=settings.early_refusal,
         prefix_cache_bytes=settings.prefix_cache_bytes,
+        share_prefix_cache=settings.share_prefix_cache,
         prompt_slowdown=settings.prompt_slowdown,
     )
     if settings.warm_up:

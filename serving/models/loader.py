@@ -98,6 +98,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             max_queue=settings.queue or config.max_queue,
             early_refusal=config.early_refusal,
             prefix_cache_bytes=config.prefix_cache_bytes,
+            share_prefix_cache=config.share_prefix_cache,
             prompt_slowdown=settings.prompt_slowdown or config.prompt_slowdown,
             shortlist=settings.shortlist,
             choice=choice,
