@@ -29,15 +29,6 @@ _STOP_GRACE_SECONDS = 1.0  # for responses that are being sent; the calls themse
 _MAX_PENDING = 100_000
 _PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
 
-# A client that vanished without a word (its machine died, a firewall forgot the connection) is noticed within 80
-# seconds, and its slots are free then. Clients may ping, too, also between calls.
-_KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-)
-
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
     """Connections are closed after so long, and calls on them have as long again to end: clients that balance by name
@@ -70,7 +61,6 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests", _MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
                 ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
-                *_KEEPALIVE,
                 *([] if max_connection_seconds is None else _connection_age(max_connection_seconds)),
             ],
         )
