@@ -129,12 +129,19 @@ class Attempts:
         self._left = retries
         self._retries = retries
         self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._answered = [0]  # calls, shared by those of one list
+        self._seen = 0
 
     def again(self) -> Attempts:
-        """The same deadline for another call of the same method, with all its attempts."""
+        """For another call of the same list: the same deadline, and all the attempts."""
         other = Attempts(self._retries, None)
-        other.timeout, other._deadline = self.timeout, self._deadline
+        other.timeout, other._deadline, other._answered = self.timeout, self._deadline, self._answered
         return other
+
+    def answered(self) -> None:
+        """A server that answers the others of a list, one by one, will answer this call, too: its attempts begin anew.
+        So a limit of calls per client makes a list slow, and not fail."""
+        self._answered[0] += 1
 
     @property
     def remaining(self) -> float | None:
@@ -148,6 +155,8 @@ class Attempts:
 
     def delay(self, failure: BeamlineError) -> float:
         """Seconds to wait before the next attempt. Raises the failure where there is none."""
+        if self._answered[0] != self._seen:
+            self._seen, self._left = self._answered[0], self._retries
         if not isinstance(failure, Unavailable | Overloaded) or isinstance(failure, Misconnected) or self._left <= 0:
             raise failure
         hint = failure.retry_after

@@ -302,6 +302,7 @@ class AsyncClient:
                 left = [index for index in left if index not in found]
                 attempts = attempts.again()
             else:
+                attempts.answered()
                 found.update(zip(left, operation.answers(response), strict=True))
                 break
         return found

@@ -301,6 +301,7 @@ class Client:
                 left = [index for index in left if index not in found]
                 attempts = attempts.again()
             else:
+                attempts.answered()
                 found.update(zip(left, operation.answers(response), strict=True))
                 break
         return found

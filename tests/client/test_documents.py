@@ -37,7 +37,7 @@ class Block:
 def blocks() -> list[Block]:
     return [
         Block(file, number, None if kind == "not run" else what or "en-de", code)
-        for file in ("README.md", "docs/python-client.md")
+        for file in ("README.md", "docs/python-client.md", "docs/generation.md")
         for number, (kind, what, code) in enumerate(_BLOCK.findall((ROOT / file).read_text(encoding="utf-8")))
     ]
 

@@ -18,6 +18,7 @@ import trustme
 
 from beamline import AsyncClient, Client
 from beamline._channel import DEFAULT_TARGET, target_of
+from beamline._failures import Attempts
 from beamline.errors import (
     BeamlineError,
     Cancelled,
@@ -199,6 +200,22 @@ class TestRetries:
         async with scripted(servicer) as target:
             assert texts(await caller(target, in_flight=16)("translate", given)) == given
         assert [len(call.inputs) for call in servicer.calls] == [16, 16, 16, 8]
+
+    async def test_a_limit_of_calls_makes_a_list_slow_and_not_fail(self, caller: MakeCaller) -> None:
+        given = [str(number) for number in range(300)]
+        async with running(EngineDouble(), max_calls_per_client=1) as server:
+            assert texts(await caller(server.grpc_address)("translate", given)) == given
+
+    def test_attempts_begin_anew_while_the_others_of_a_list_are_answered(self) -> None:
+        refused = Overloaded("full", retry_after=0.001)
+        one = Attempts(2, None)
+        other = one.again()
+        for _ in range(3):
+            assert other.delay(refused) > 0
+            assert other.delay(refused) > 0
+            with pytest.raises(Overloaded):
+                other.delay(refused)
+            one.answered()
 
     async def test_a_server_that_comes_back_is_found(self, caller: MakeCaller) -> None:
         servicer = Scripted()
