@@ -2,6 +2,7 @@
 
 protos      <- serving <- converters        torch lives on the right side only
 protos      <- loadtest                     a stranger to the server: it knows the wire, no more
+protos, serving.errors <- beamline.client   the clients: the wire and the one exception tree
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,15 +69,30 @@ RULES = {
     "protos": Rule(ours=("beamline.protos",)),
 }
 
+# The modules of `beamline` itself: the clients. What is linked beside them has rules of its own.
+CLIENT_RULE = Rule(
+    ours=(
+        *("beamline.client", "beamline.async_client", "beamline.types", "beamline.errors", "beamline.version"),
+        *("beamline._channel", "beamline._failures", "beamline._messages"),
+        "beamline.protos",
+        "beamline.serving.errors",  # the one exception tree
+    ),
+    never=(*ARRAY_LIBRARIES, "pydantic"),
+)
+
 
 def within(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
 def violations(package: str, rule: Rule, root: Path) -> list[str]:
+    return violations_in((root / package).rglob("*.py"), rule, root)
+
+
+def violations_in(files: Iterable[Path], rule: Rule, root: Path) -> list[str]:
     found = {
         f"{path.relative_to(root)}:{line} imports {name}"
-        for path in (root / package).rglob("*.py")
+        for path in files
         for line, name in all_imports(path, root)
         if within(name, rule.never)
         or within(name, LINKED)  # by its bare name: a second copy
@@ -88,6 +104,17 @@ def violations(package: str, rule: Rule, root: Path) -> list[str]:
 @pytest.mark.parametrize("package", RULES)
 def test_package_keeps_its_rule(package):
     assert violations(package, RULES[package], ROOT) == []
+
+
+def test_the_clients_keep_theirs():
+    assert violations_in((ROOT / "beamline").glob("*.py"), CLIENT_RULE, ROOT) == []
+
+
+def test_importing_beamline_imports_nothing_else_of_ours():
+    """The clients, and gRPC with them, are imported when they are first used."""
+    assert {name for name in import_closure("beamline", ROOT) if within(name, ("beamline", "grpc", "google"))} == {
+        "beamline"
+    }
 
 
 def layer_of(module: str) -> tuple[int, str]:
@@ -240,6 +267,19 @@ class TestTheCheckItself:
             {"converters/a.py": statement, "serving/contract/manifest.py": "", "serving/models/repository.py": ""}
         )
         assert (violations("converters", RULES["converters"], root) == []) is allowed
+
+    @pytest.mark.parametrize(
+        ("statement", "allowed"),
+        [
+            ("from beamline.serving.errors import BeamlineError", True),
+            ("from beamline.protos import beamline_pb2", True),
+            ("from beamline.serving.contract.call import REQUEST_ID", False),
+            ("def f():\n    import numpy", False),
+        ],
+    )
+    def test_follows_the_list_of_the_clients(self, project, statement, allowed):
+        root = project({"beamline/client.py": statement, "serving/contract/call.py": "", "serving/errors.py": ""})
+        assert (violations_in([root / "beamline/client.py"], CLIENT_RULE, root) == []) is allowed
 
     def test_closure_goes_through_packages_and_skips_what_does_not_run(self, project):
         root = project(

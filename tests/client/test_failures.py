@@ -1,0 +1,390 @@
+"""Deadlines, cancellation, repeated attempts, and servers that are not there or not what was meant."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+
+from beamline import AsyncClient, Client
+from beamline._channel import DEFAULT_TARGET, target_of
+from beamline._failures import Attempts
+from beamline.errors import (
+    BeamlineError,
+    Cancelled,
+    DeadlinePassed,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    Misconnected,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+    Unimplemented,
+)
+from beamline.protos import beamline_pb2_grpc
+from beamline.serving.security.tls import TlsFiles
+from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.server import Server
+from tests.client.callers import Refusal, Scripted, SyncCaller, scripted, texts
+from tests.client.conftest import MakeCaller
+from tests.serving.doubles import EngineDouble, running
+from tests.serving.fake_lm import GatedEngine, serving
+from tests.support.processes import ROOT, environment
+
+UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _more(things: list[Any], before: int) -> bool:
+    return len(things) > before
+
+
+class TestDeadlinesAndCancellation:
+    async def test_a_deadline_is_over_and_the_slot_is_free(self, caller: MakeCaller) -> None:
+        engine = EngineDouble(held=True)
+        async with running(engine) as server:
+            client = caller(server.grpc_address, timeout=600)
+            with pytest.raises(DeadlinePassed, match=r"timeout of 0\.3 s"):
+                await client("translate", "a", timeout=0.3)
+            await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+            with pytest.raises(DeadlinePassed):
+                await client("translate", ["a"] * 40, timeout=0.3)
+            await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+            answers = await client("translate", ["a"] * 40, timeout=0.3, return_errors=True)
+            assert [type(answer) for answer in answers] == [DeadlinePassed] * 40
+
+    async def test_a_cancelled_task_cancels_its_calls(self) -> None:
+        engine = EngineDouble(held=True)
+        async with running(engine) as server, AsyncClient(server.grpc_address) as client:
+            for given in ("a", ["a"] * 40):
+                task = asyncio.ensure_future(client.translate(given))
+                before = len(engine.submitted)
+                await engine.until(partial(_more, engine.submitted, before))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+
+    async def test_a_stream_that_is_closed_is_cancelled(self, caller: MakeCaller) -> None:
+        engine = GatedEngine(gate=True)
+        async with serving(engine) as server:
+            client = caller(server.grpc_address)
+            engine.permit(4)
+            pieces = await client.pieces("generate_stream", "A long prompt that is echoed", first=1)
+            assert len(pieces) == 1
+            await engine.until(lambda _: len(engine.cancelled) == 1)
+
+    async def test_a_cancelled_task_cancels_its_stream(self) -> None:
+        engine = EngineDouble(held=True)
+        async with running(engine) as server, AsyncClient(server.grpc_address) as client:
+
+            async def read() -> None:
+                async with aclosing(client.translate_stream("a")) as stream:
+                    async for _ in stream:
+                        pass
+
+            task = asyncio.ensure_future(read())
+            await engine.until(lambda: len(engine.submitted) == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await engine.until(lambda: len(engine.cancelled) == 1)
+
+    @pytest.mark.parametrize("given", ["a", ["a"] * 40])
+    async def test_closing_the_client_cancels_what_is_in_flight(self, caller: MakeCaller, given: Any) -> None:
+        engine = EngineDouble(held=True)
+        async with running(engine) as server:
+            client = caller(server.grpc_address)
+            task = asyncio.ensure_future(client("translate", given))
+            await engine.until(lambda: len(engine.submitted) >= 1)
+            await client.close()
+            with pytest.raises((Cancelled, BeamlineError), match="this client is closed"):
+                await task
+            await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+            with pytest.raises(BeamlineError, match="this client is closed"):
+                await client("translate", "a")
+            with pytest.raises(BeamlineError, match="this client is closed"):
+                await client.pieces("translate_stream", "a")
+
+    async def test_one_failure_ends_the_other_calls(self, caller: MakeCaller) -> None:
+        engine = EngineDouble(held=True)
+        async with running(engine) as server:
+            with pytest.raises(InvalidRequest):
+                await caller(server.grpc_address)("translate", [*["a"] * 39, ""])
+            await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+
+    def test_another_event_loop_is_refused(self) -> None:
+        client = AsyncClient("127.0.0.1:1", retries=0)
+
+        async def ask() -> None:
+            await client.models()
+
+        with pytest.raises(Unavailable):
+            asyncio.run(ask())
+        with pytest.raises(BeamlineError, match="another event loop"):
+            asyncio.run(ask())
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        "script",
+        [
+            [Refusal(UNAVAILABLE), Refusal(EXHAUSTED)],
+            [Refusal(EXHAUSTED, pushback_ms=1), Refusal(UNAVAILABLE, pushback_ms=20)],
+        ],
+    )
+    async def test_it_tries_again(self, caller: MakeCaller, script: list[Refusal]) -> None:
+        servicer = Scripted(*script)
+        async with scripted(servicer) as target:
+            assert (await caller(target)("translate", "a", timeout=60)).text == "a"
+        assert len(servicer.calls) == 3
+
+    async def test_a_stream_that_has_not_begun_too(self, caller: MakeCaller) -> None:
+        servicer = Scripted(Refusal(UNAVAILABLE), Refusal(EXHAUSTED, pushback_ms=1))
+        async with scripted(servicer) as target:
+            assert texts(await caller(target).pieces("translate_stream", "abc")) == ["a", "b", "c"]
+        assert len(servicer.calls) == 3
+
+    @pytest.mark.parametrize("code", [UNAVAILABLE, EXHAUSTED])
+    async def test_never_after_a_first_piece(self, caller: MakeCaller, code: grpc.StatusCode) -> None:
+        servicer = Scripted(after_first_piece=Refusal(code, pushback_ms=1))
+        async with scripted(servicer) as target:
+            with pytest.raises(Unavailable if code is UNAVAILABLE else Overloaded):
+                await caller(target).pieces("translate_stream", "abc")
+        assert len(servicer.calls) == 1
+
+    async def test_so_often_and_no_more(self, caller: MakeCaller) -> None:
+        for retries in (0, 2):
+            servicer = Scripted(*[Refusal(EXHAUSTED, "the queue is full", pushback_ms=1)] * 9)
+            async with scripted(servicer) as target:
+                with pytest.raises(Overloaded, match="the queue is full") as found:
+                    await caller(target, retries=retries)("translate", "a")
+            assert found.value.retry_after == 0.001
+            assert len(servicer.calls) == retries + 1
+
+    @pytest.mark.parametrize(
+        ("refusal", "kind"),
+        [
+            (Refusal(EXHAUSTED, pushback_ms=-1), Overloaded),  # gRPC's way of saying: not again
+            (Refusal(EXHAUSTED, pushback_ms=10_000_000), Overloaded),  # beyond the deadline
+            (Refusal(grpc.StatusCode.INVALID_ARGUMENT), InvalidRequest),
+            (Refusal(grpc.StatusCode.INTERNAL), InternalError),
+            (Refusal(grpc.StatusCode.DATA_LOSS), InternalError),
+            (Refusal(grpc.StatusCode.PERMISSION_DENIED), Forbidden),
+            (Refusal(grpc.StatusCode.CANCELLED), Cancelled),
+            (Refusal(grpc.StatusCode.DEADLINE_EXCEEDED), DeadlinePassed),
+        ],
+    )
+    async def test_not_what_would_fail_again(
+        self, caller: MakeCaller, refusal: Refusal, kind: type[BeamlineError]
+    ) -> None:
+        servicer = Scripted(refusal)
+        async with scripted(servicer) as target:
+            with pytest.raises(kind):
+                await caller(target)("translate", "a", timeout=600)
+        assert len(servicer.calls) == 1
+
+    async def test_of_a_list_only_what_was_refused_is_sent_again(self, caller: MakeCaller) -> None:
+        servicer = Scripted(None, Refusal(EXHAUSTED, pushback_ms=1))
+        given = [str(number) for number in range(40)]
+        async with scripted(servicer) as target:
+            assert texts(await caller(target, in_flight=16)("translate", given)) == given
+        assert [len(call.inputs) for call in servicer.calls] == [16, 16, 16, 8]
+
+    async def test_a_limit_of_calls_makes_a_list_slow_and_not_fail(self, caller: MakeCaller) -> None:
+        given = [str(number) for number in range(300)]
+        async with running(EngineDouble(), max_calls_per_client=1) as server:
+            assert texts(await caller(server.grpc_address)("translate", given)) == given
+
+    def test_attempts_begin_anew_while_the_others_of_a_list_are_answered(self) -> None:
+        refused = Overloaded("full", retry_after=0.001)
+        one = Attempts(2, None)
+        other = one.again()
+        for _ in range(3):
+            assert other.delay(refused) > 0
+            assert other.delay(refused) > 0
+            with pytest.raises(Overloaded):
+                other.delay(refused)
+            one.answered()
+
+    async def test_a_server_that_comes_back_is_found(self, caller: MakeCaller) -> None:
+        servicer = Scripted()
+        async with scripted(servicer) as target:
+            client = caller(target, retries=50)
+            await client("translate", "a")
+        task = asyncio.ensure_future(client("translate", "b"))
+        server = grpc.aio.server()
+        beamline_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+        assert server.add_insecure_port(target)
+        await server.start()
+        try:
+            assert (await task).text == "b"
+        finally:
+            await server.stop(None)
+
+
+class TestWhatIsThere:
+    async def test_nothing(self, caller: MakeCaller) -> None:
+        with pytest.raises(Unavailable) as found:
+            await caller("127.0.0.1:1", retries=1)("translate", "a")
+        assert str(found.value) == (
+            "nothing answers at 127.0.0.1:1: start a server with `beamline serve`, "
+            'or say where it is (Client("HOST:PORT") or BEAMLINE_TARGET)'
+        )
+        with pytest.raises(Unavailable, match="nothing answers"):
+            await caller("127.0.0.1:1", retries=0).pieces("translate_stream", "a")
+
+    async def test_an_unknown_name(self, caller: MakeCaller) -> None:
+        with pytest.raises(Unavailable, match=r"the host name of nosuch\.invalid:8001 is not known"):
+            await caller("nosuch.invalid:8001", retries=0)("models")
+
+    async def test_the_http_port(self, caller: MakeCaller) -> None:
+        async with running(EngineDouble(), http_port=0) as server:
+            for address in (server.http_address, server.metrics_address):
+                with pytest.raises(Misconnected, match="that is an HTTP port"):
+                    await caller(address)("translate", "a")
+
+    async def test_another_grpc_server(self, caller: MakeCaller) -> None:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            with pytest.raises(Unimplemented, match="speaks gRPC, but has no such method"):
+                await caller(f"127.0.0.1:{port}")("translate", "a")
+        finally:
+            await server.stop(None)
+
+
+class TestTarget:
+    def test_the_argument_then_the_environment_then_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("BEAMLINE_TARGET", raising=False)
+        assert target_of(None) == DEFAULT_TARGET == "127.0.0.1:8001"
+        monkeypatch.setenv("BEAMLINE_TARGET", "there:1")
+        assert target_of(None) == "there:1"
+        assert target_of("here:2") == "here:2"
+
+    @pytest.mark.parametrize("wrong", ["localhost", "http://localhost:8001", "https://localhost:8001"])
+    def test_what_is_no_target_is_named(self, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(BeamlineError, match=r"target is .*HOST:PORT"):
+            Client(wrong)
+        monkeypatch.setenv("BEAMLINE_TARGET", wrong)
+        with pytest.raises(BeamlineError, match=r"BEAMLINE_TARGET is .*HOST:PORT"):
+            AsyncClient()
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"client_cert": "x", "client_key": "y"}, "need tls as well"),
+            ({"tls": True, "client_cert": "x"}, "belong together"),
+            ({"tls": "no-such-file"}, "no-such-file can't be read"),
+            ({"token": "two\nlines"}, "token must be printable"),
+            ({"timeout": -1}, "timeout is -1"),
+            ({"retries": -1}, "retries is -1"),
+        ],
+    )
+    def test_wrong_settings_are_named(self, options: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(BeamlineError, match=sentence):
+            Client("localhost:1", **options)
+
+
+def write(path: Path, certificate: trustme.LeafCert) -> tuple[Path, Path]:
+    chain, key = path.with_suffix(".pem"), path.with_suffix(".key")
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    key.write_bytes(certificate.private_key_pem.bytes())
+    return chain, key
+
+
+class TestCredentials:
+    async def test_tls_certificate_and_token(self, caller: MakeCaller, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        ca = tmp_path / "ca.pem"
+        ca.write_bytes(authority.cert_pem.bytes())
+        chain, key = write(tmp_path / "client", authority.issue_cert("me"))
+        tls = TlsFiles(*write(tmp_path / "server", authority.issue_cert("localhost")), ca)
+        token, entry = new_token("me", (Scope.INFER,), None)
+        (tmp_path / "tokens.toml").write_text(entry)
+        async with running(EngineDouble(), host="localhost", tls=tls, tokens=tmp_path / "tokens.toml") as server:
+            options: dict[str, Any] = {"tls": ca, "client_cert": chain, "client_key": str(key), "retries": 0}
+            client = caller(local(server), token=token, **options)
+            assert (await client("translate", "a")).text == "a"
+            assert texts(await client.pieces("translate_stream", "a")) == ["a"]
+            with pytest.raises(Unauthenticated, match=r"wants a bearer token.*Client\(token="):
+                await caller(local(server), **options)("translate", "a")
+            with pytest.raises(Unavailable, match="give client_cert and client_key"):
+                await caller(local(server), tls=ca, token=token, retries=0)("translate", "a")
+
+    async def test_what_does_not_fit_is_said(self, caller: MakeCaller, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        ca, stranger = tmp_path / "ca.pem", tmp_path / "stranger.pem"
+        ca.write_bytes(authority.cert_pem.bytes())
+        stranger.write_bytes(trustme.CA().cert_pem.bytes())
+        files = TlsFiles(*write(tmp_path / "server", authority.issue_cert("localhost")))
+        async with running(EngineDouble(), host="localhost", tls=files) as server:
+            target = local(server)
+            with pytest.raises(Unavailable, match="if it wants TLS, give tls"):
+                await caller(target, retries=0)("models")
+            with pytest.raises(Misconnected, match="not of an authority that is trusted"):
+                await caller(target, tls=str(stranger))("models")
+            with pytest.raises(Misconnected, match="for another name than the target's"):
+                await caller(target.replace("localhost", "127.0.0.1"), tls=ca)("models")
+        async with running(EngineDouble(), host="localhost") as server:
+            with pytest.raises(Misconnected, match="does not talk TLS: leave tls away"):
+                await caller(local(server), tls=ca)("models")
+
+    async def test_nothing_but_the_exception_is_said(self, tmp_path: Path) -> None:
+        """gRPC's library writes lines of its own about handshakes that fail, unless it is kept from it."""
+        authority = trustme.CA()
+        (tmp_path / "ca.pem").write_bytes(trustme.CA().cert_pem.bytes())
+        files = TlsFiles(*write(tmp_path / "server", authority.issue_cert("localhost")))
+        code = (
+            "import sys\nfrom beamline import Client, BeamlineError\n"
+            "try:\n    Client(sys.argv[1], tls=sys.argv[2]).models()\n"
+            "except BeamlineError as error:\n    print(error)\n"
+        )
+        async with running(EngineDouble(), host="localhost", tls=files) as server:
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-c", code, local(server), str(tmp_path / "ca.pem")],
+                cwd=ROOT,
+                env=environment(),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        assert "not of an authority that is trusted" in done.stdout
+        assert done.stderr == ""
+
+
+def local(server: Server) -> str:
+    return f"localhost:{server.grpc_address.rpartition(':')[2]}"
+
+
+async def test_one_client_serves_many_threads() -> None:
+    def ask(client: Client, thread: int, gate: threading.Barrier) -> list[str]:
+        gate.wait()
+        given = [f"{thread}.{number}" for number in range(60)]
+        streamed = "".join(texts(list(client.translate_stream(given[0]))))
+        return [*texts(client.translate(given)), client.translate(given[-1]).text, streamed]
+
+    async with running(EngineDouble()) as server:
+        caller = SyncCaller(server.grpc_address)
+        gate = threading.Barrier(8)
+
+        def run() -> list[list[str]]:
+            with ThreadPoolExecutor(8) as pool:
+                return list(pool.map(lambda thread: ask(caller.client, thread, gate), range(8)))
+
+        found = await asyncio.to_thread(run)
+        await caller.close()
+    for thread, answers in enumerate(found):
+        assert answers == [*(f"{thread}.{number}" for number in range(60)), f"{thread}.59", f"{thread}.0"]
