@@ -158,27 +158,26 @@ class Engine:
         """Answers everyone who is here with an error. The engine itself can go on."""
         self._sweep(self._clock())
         self._fail_active(error)
+        return self._fail_others(error)
+
+    def abandon(self, error: Exception) -> list[RequestOutput]:
+        """Answers everyone who is here, without the device, which is lost. The engine can't go on."""
+        self.drain()
+        while self._scheduler.active:
+            request = self._scheduler.active[-1]
+            self._scheduler.release(len(self._scheduler.active) - 1)
+            self._outputs.answer(request, error, Outcome.FAILED)
+        self._queue.take_cancelled()
+        return self._fail_others(error)
+
+    def _fail_others(self, error: Exception) -> list[RequestOutput]:
+        """Those who have no slot: to be scored, in preparation, or waiting. Returns all that is to be delivered."""
         self._scoring.fail_everything(error)
         for request in self._scheduler.preparing:
             could_not_prepare(request, error, self._scheduler, self._outputs)
         self._placement.keep(self._scheduler.is_preparing)
         for request in self._queue.pop(self._queue.waiting):
             self._outputs.answer(request, error, Outcome.FAILED)
-        return self._outputs.take()[0]
-
-    def abandon(self, error: Exception) -> list[RequestOutput]:
-        """Answers everyone who is here, without the device, which is lost. The engine can't go on."""
-        self.drain()
-        self._scoring.fail_everything(error)
-        while self._scheduler.active:
-            request = self._scheduler.active[-1]
-            self._scheduler.release(len(self._scheduler.active) - 1)
-            self._outputs.answer(request, error, Outcome.FAILED)
-        for request in self._scheduler.preparing:
-            could_not_prepare(request, error, self._scheduler, self._outputs)
-        for request in self._queue.pop(self._queue.waiting):
-            self._outputs.answer(request, error, Outcome.FAILED)
-        self._queue.take_cancelled()
         return self._outputs.take()[0]
 
     def _fail_active(self, error: Exception) -> None:
