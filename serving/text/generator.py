@@ -12,6 +12,7 @@ from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine
 from beamline.serving.engine.outputs import Piece, Result
 from beamline.serving.engine.request import Request
+from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
@@ -30,6 +31,7 @@ _MAX_MESSAGES = 1024
 class _Prepared:
     prompt: tuple[int, ...]
     options: GenerationOptions
+    beginning: Beginning  # looked at where the prompt was read, which may be beside the event loop
 
 
 class Generator:
@@ -106,7 +108,8 @@ class Generator:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
             )
-        return _Prepared(tuple(prompt), generation_options(request.options, self.card, len(prompt)))
+        options = generation_options(request.options, self.card, len(prompt))
+        return _Prepared(tuple(prompt), options, Beginning(prompt, options.decoding.no_repeat_ngram_size))
 
     def _prompt(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
@@ -157,7 +160,7 @@ class Generator:
         options = prepared.options.decoding
         stream = Stream(
             self._engine,
-            [Request(prepared.prompt, options)],
+            [Request(prepared.prompt, options, beginning=prepared.beginning)],
             deadline,
             max_in_flight=1,
             max_unread=self._limits.max_unread_tokens,
