@@ -107,6 +107,7 @@ class Server:
             self._driver,
             versions="all" if config.all_versions else "newest",
             only=config.load,
+            load_seconds=config.load_seconds,
         )
         watcher = self._watcher(manager)
         await manager.start(fake=config.fake, may_be_empty=watcher is not None)

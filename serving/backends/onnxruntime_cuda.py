@@ -13,8 +13,9 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec
-from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
+from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ModelError
 
@@ -46,9 +47,11 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
-        for name, file in manifest.graphs:
-            if file is not None and name != "score":  # on first use
-                self._session(name)
+        self._weights = Weights(folder, manifest)
+        with self._weights.in_memory():
+            for name, file in manifest.graphs:
+                if file is not None and name != "score":  # on first use
+                    self._session(name)
 
     def spec(self, graph: str) -> GraphSpec:
         return graph_spec(self._session(graph))
@@ -78,7 +81,8 @@ class OnnxRuntimeCudaRunner:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
-            self._sessions[graph] = open_session(path, self._providers, self._place, without)
+            with self._weights.in_memory():
+                self._sessions[graph] = open_session(path, self._providers, self._place, without, self._weights)
         return self._sessions[graph]
 
 
@@ -107,8 +111,10 @@ def provider_options(device: int, stream: int, options: Mapping[str, str] | None
     }
 
 
-def open_session(path: Path, providers: list[Any], place: str, without: Sequence[str] = ()) -> ort.InferenceSession:
-    """`without` are optimisations of ONNX Runtime's that are left out."""
+def open_session(
+    path: Path, providers: list[Any], place: str, without: Sequence[str] = (), weights: Weights | None = None
+) -> ort.InferenceSession:
+    """`without` are optimisations of ONNX Runtime's that are left out. A graph without `weights` has all it needs."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
     settings.enable_mem_pattern = False  # shapes change from step to step
@@ -120,14 +126,21 @@ def open_session(path: Path, providers: list[Any], place: str, without: Sequence
     else:
         settings.intra_op_num_threads = 1
     try:
+        graph = read_graph(path)
+        if weights is not None:
+            weights.hand_over(graph, settings)
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
-            str(path), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
+            graph.SerializeToString(),
+            settings,
+            providers=providers,
+            disabled_optimizers=list(without),
+            enable_fallback=0,
         )
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
-        _check_placement(path, session, said)
+        _check_placement(path, graph, session, said)
     return session
 
 
@@ -141,7 +154,7 @@ def preload() -> str:
     return said.getvalue().strip()
 
 
-def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> None:
+def _check_placement(path: Path, graph: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:
     """A graph of which a part would run on the CPU is refused, instead of being quietly slow."""
     if CUDA not in session.get_providers():
         raise ModelError(
@@ -151,7 +164,7 @@ def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> No
     placed = placement(session)
     if not any(node.on_cpu for node in placed):
         return
-    wrong = misplaced(onnx.load(path, load_external_data=False).graph, placed)
+    wrong = misplaced(graph.graph, placed)
     if wrong:
         raise ModelError(
             f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "

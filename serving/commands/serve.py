@@ -42,6 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"follow changes in the repository, looking every S seconds ({_WATCH_SECONDS:g})",
     )
+    parser.add_argument(
+        "--load-seconds",
+        type=limit,
+        default=config.load_seconds,
+        metavar="S",
+        help="give up loading a model that takes longer; none: never (%(default)s)",
+    )
     parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
@@ -226,6 +233,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         default_model=args.default_model,
         all_versions=args.all_versions,
         load=tuple(args.load or ()),
+        load_seconds=args.load_seconds,
         watch_seconds=args.watch,
         drain_seconds=args.drain_seconds,
         max_connection_seconds=args.max_connection_age,

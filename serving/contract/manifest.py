@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from beamline.serving.contract.files import read_text
 from beamline.serving.errors import ManifestError
 
 FORMAT_VERSION = 1
@@ -258,7 +259,7 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     """The manifest of a version folder, or a `ManifestError` that names the file and what is wrong in it."""
     path = folder / MANIFEST_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise ManifestError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from beamline.serving.contract.files import read_text
 from beamline.serving.contract.manifest import (
     AnyManifest,
     DecodingDefaults,
@@ -64,7 +65,7 @@ def read_settings(folder: Path) -> ModelSettings:
     """The settings of a model's folder, or a `ModelError` that names the file and says what is allowed."""
     path = folder / SETTINGS_FILE
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(path))
     except FileNotFoundError:
         return ModelSettings()
     except OSError as error:
