@@ -38,6 +38,8 @@ class ServeConfig:
     watch_seconds: float | None = None  # how often to look for changes in the repository; None: never
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
+    max_pending_bytes: int = 64 * MIB  # of large requests that are here at once
+    write_seconds: float | None = 30.0  # that a message waits for its reader; then its call is given up; None: any time
     drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
     max_connection_seconds: float | None = None  # then a gRPC connection is closed; None: never
     watchdog_seconds: float = 60.0  # a step that takes longer is one that will not end

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from beamline.serving.api.grpc.server import GrpcServer
@@ -27,11 +26,11 @@ from beamline.serving.security.limits import ClientLimit
 from beamline.serving.security.tls import ServerTls
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
+from beamline.serving.text.host_work import TextWorkers
 
 log = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 2.0
-_TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
 
 class Server:
@@ -45,7 +44,7 @@ class Server:
         self._tracing = tracing_of()
         self.manager: ModelManager | None = None  # from `start` on
         self._makers = makers
-        self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
+        self._workers = TextWorkers(config.max_pending_bytes)
         self._metrics_http: HttpServer | None = None
         self._gateway: HttpServer | None = None
         self._grpc: GrpcServer | None = None
@@ -82,12 +81,19 @@ class Server:
         config = self.config
         guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
-        self._metrics_http = HttpServer(config.host, config.metrics_port)
+        write_seconds = config.write_seconds
+        self._metrics_http = HttpServer(config.host, config.metrics_port, write_seconds=write_seconds)
         self._grpc = GrpcServer(
-            config.host, config.grpc_port, config.max_message_bytes, guard, tls, config.max_connection_seconds
+            config.host,
+            config.grpc_port,
+            config.max_message_bytes,
+            guard,
+            tls,
+            config.max_connection_seconds,
+            write_seconds,
         )
         if config.http_port is not None:
-            self._gateway = HttpServer(config.host, config.http_port, tls)
+            self._gateway = HttpServer(config.host, config.http_port, tls, write_seconds)
         operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
         await self._metrics_http.start(operations)
         makers = self._makers or real_makers(config)
@@ -96,9 +102,9 @@ class Server:
         self._driver = makers.thread()
         self._driver.start()
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
-        inference = Inference(models, self.lifecycle)
+        inference = Inference(models, self.lifecycle, self._workers)
         if self._gateway is not None:
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
+            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes, write_seconds)
             await self._gateway.start(app)
         self.manager = manager = ModelManager(
             config.repository,
@@ -114,7 +120,8 @@ class Server:
         if watcher is None:
             models.check_default()
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(inference, OpenInferenceServicer(models, manager, self.lifecycle, guard), manager)
+        open_inference = OpenInferenceServicer(models, manager, self.lifecycle, guard, self._workers)
+        await self._grpc.start(inference, open_inference, manager)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 
@@ -196,7 +203,7 @@ class Server:
         await asyncio.to_thread(self._tracing.close)
         if self.manager is not None:
             self.manager.stop()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown()
 
     def _http(self) -> list[HttpServer]:
         """The one with metrics and health last: it reports on the drain of the others."""

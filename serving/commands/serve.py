@@ -85,6 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-message-mib", type=positive, default=config.max_message_bytes // MIB, metavar="N", help="(%(default)s)"
     )
     parser.add_argument(
+        "--max-pending-mib",
+        type=positive,
+        default=config.max_pending_bytes // MIB,
+        metavar="N",
+        help="of requests above 2 KiB that are here at once; more are refused (%(default)s)",
+    )
+    parser.add_argument(
         "--no-early-refusal", action="store_true", help="let requests wait whose deadline will pass meanwhile"
     )
     parser.add_argument(
@@ -114,6 +121,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.drain_seconds,
         metavar="S",
         help="after SIGTERM, cut off calls that still run then; none: wait as long as they take (%(default)s)",
+    )
+    parser.add_argument(
+        "--write-seconds",
+        type=limit,
+        default=config.write_seconds,
+        metavar="S",
+        help="give up a call whose client takes nothing for so long; none: never (%(default)s)",
     )
     parser.add_argument(
         "--watchdog-seconds",
@@ -235,6 +249,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         load=tuple(args.load or ()),
         load_seconds=args.load_seconds,
         watch_seconds=args.watch,
+        write_seconds=args.write_seconds,
         drain_seconds=args.drain_seconds,
         max_connection_seconds=args.max_connection_age,
         watchdog_seconds=args.watchdog_seconds,
@@ -249,6 +264,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
         early_refusal=not args.no_early_refusal,
+        max_pending_bytes=args.max_pending_mib * MIB,
         max_message_bytes=args.max_message_mib * MIB,
         text=TextLimits(max_inputs=args.max_texts),
         tls=_tls_of(args),

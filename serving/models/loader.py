@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -32,7 +31,7 @@ from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
-from beamline.serving.text.host_work import HostTime, ObserveHostTime
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers
 from beamline.serving.text.model_card import Tokenizer, card_of
 from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.token_bytes import ByteTokenizer
@@ -142,7 +141,7 @@ class ServedModel:
 
 
 class ModelLoader:
-    def __init__(self, config: ServeConfig, makers: EngineMakers, metrics: Metrics, workers: Executor) -> None:
+    def __init__(self, config: ServeConfig, makers: EngineMakers, metrics: Metrics, workers: TextWorkers) -> None:
         self._config = config
         self._makers = makers
         self._metrics = metrics

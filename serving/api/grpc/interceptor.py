@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -20,17 +21,21 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from beamline.serving.api.grpc.patient_context import PatientContext
 from beamline.serving.api.guard import CallRecord, Guard
-from beamline.serving.api.status import Status, StatusCode
+from beamline.serving.api.status import Status, StatusCode, first_failure
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
-from beamline.serving.errors import InvalidRequest, RequestError, Unimplemented
+from beamline.serving.errors import InvalidRequest, RequestError, SlowReader, Unimplemented
 from beamline.serving.security.tokens import Client
+
+log = logging.getLogger(__name__)
 
 Headers = Mapping[str, str]
 Behaviour = Callable[[Any, Any], Any]
 
 _PUSHBACK = "grpc-retry-pushback-ms"  # read by gRPC clients with a retry policy: when to try again
 _FIRST_MESSAGE_SECONDS = 1.0
+_STATUS_SECONDS = 1.0  # for the status of a call that nobody reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,10 @@ class Undecodable:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, write_seconds: float | None = None) -> None:
+        """`write_seconds`: how long a message may wait for its reader."""
         self._guard = guard
+        self._write_seconds = write_seconds
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -54,7 +61,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
             client = self._guard.authenticate(method, headers)
         except RequestError as error:
             return self._refusal(method, headers, error, handler.request_streaming)
-        return _guarded(handler, _GuardedCall(self._guard, method, headers, client))
+        return _guarded(handler, _GuardedCall(self._guard, method, headers, client, self._write_seconds))
 
     def _refusal(self, method: str, headers: Headers, error: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
@@ -70,8 +77,11 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
 class _GuardedCall:
     """Wraps a method's behaviour for one call."""
 
-    def __init__(self, guard: Guard, method: str, headers: Headers, client: Client) -> None:
+    def __init__(
+        self, guard: Guard, method: str, headers: Headers, client: Client, write_seconds: float | None
+    ) -> None:
         self._guard = guard
+        self._write_seconds = write_seconds
         self._method = method
         self._headers = headers
         self._client = client
@@ -79,7 +89,7 @@ class _GuardedCall:
     def unary(self, behaviour: Behaviour) -> Behaviour:
         async def guarded(request: Any, context: Any) -> Any:
             async with self._around(context):
-                return await behaviour(_decoded(request), context)
+                return await behaviour(_decoded(request), PatientContext(context, self._write_seconds))
 
         return guarded
 
@@ -113,7 +123,12 @@ class _GuardedCall:
     async def _fail(self, error: Exception, context: Any, record: CallRecord) -> None:
         status = self._guard.failure(error, self._method, self._headers[REQUEST_ID])
         record.code = status.code
-        await _abort(context, status, self._headers)
+        if not isinstance(first_failure(error), SlowReader):
+            return await _abort(context, status, self._headers)
+        log.warning("%s: %s (request id %s)", self._method, status.message, self._headers[REQUEST_ID])
+        with suppress(TimeoutError):  # whoever reads nothing reads no status either
+            async with asyncio.timeout(_STATUS_SECONDS):
+                await _abort(context, status, self._headers)
 
 
 def _guarded(handler: Any, call: _GuardedCall) -> Any:

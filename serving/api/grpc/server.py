@@ -51,9 +51,10 @@ class GrpcServer:
         guard: Guard,
         tls: ServerTls | None,
         max_connection_seconds: float | None = None,
+        write_seconds: float | None = None,
     ) -> None:
         self._server: Any = grpc.aio.server(
-            interceptors=[GuardInterceptor(guard)],
+            interceptors=[GuardInterceptor(guard, write_seconds)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),

@@ -47,7 +47,12 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
 
 
 def gateway_app(
-    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+    inference: Inference,
+    models: Models,
+    lifecycle: Lifecycle,
+    guard: Guard,
+    max_body_bytes: int,
+    write_seconds: float | None = None,
 ) -> Starlette:
     """For clients."""
 
@@ -61,7 +66,7 @@ def gateway_app(
 
     return Starlette(
         routes=[
-            *gateway.routes(inference, lifecycle, guard, max_body_bytes),
+            *gateway.routes(inference, lifecycle, guard, max_body_bytes, write_seconds),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             Route("/docs", _page("docs.html")),

@@ -24,6 +24,28 @@ def to_dict(message: Message) -> dict[str, Any]:
     return found
 
 
+def to_json(message: Message) -> str:
+    """The items of a list are written one by one: a large message in one go would keep all other threads waiting."""
+    rest = type(message)()
+    lists: dict[str, list[str]] = {}
+    for field, value in message.ListFields():
+        if field.is_repeated and field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            lists[field.name] = [_dumped(to_dict(each)) for each in value]
+        elif field.is_repeated:
+            getattr(rest, field.name).MergeFrom(value)
+        elif field.message_type is not None:
+            getattr(rest, field.name).CopyFrom(value)
+        else:
+            setattr(rest, field.name, value)
+    parts = [f"{_dumped(name)}:{_dumped(value)}" for name, value in to_dict(rest).items()]
+    parts += [f"{_dumped(name)}:[{','.join(items)}]" for name, items in lists.items()]
+    return f"{{{','.join(parts)}}}"
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def from_json(body: bytes, kind: type[Message]) -> Message:
     """Raises `InvalidRequest` for what is no such message."""
     try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from beamline.serving.api.http.stalled import close_stalled
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
@@ -39,7 +40,8 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Bound at construction, as the gRPC server is."""
 
-    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
+    def __init__(self, host: str, port: int, tls: ServerTls | None = None, write_seconds: float | None = None) -> None:
+        """`write_seconds`: how long a response may wait for its reader."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,6 +54,8 @@ class HttpServer:
         self._tls = tls
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
+        self._write_seconds = write_seconds
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self, app: Starlette) -> None:
         config = uvicorn.Config(
@@ -65,6 +69,9 @@ class HttpServer:
         )
         self._uvicorn = _Uvicorn(config)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        if self._write_seconds is not None:
+            state = self._uvicorn.server_state
+            self._closing = asyncio.create_task(close_stalled(lambda: list(state.connections), self._write_seconds))
         await self._uvicorn.listening.wait()
 
     async def finish(self) -> None:
@@ -75,6 +82,8 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Closes all connections at once, and cancels their requests."""
+        if self._closing is not None:
+            self._closing.cancel()
         if self._uvicorn is not None and self._task is not None:
             await self._stop(self._uvicorn, self._task)
         self._socket.close()

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from beamline.serving.config import TextLimits
 from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.models.registry import Models
+from beamline.serving.text.host_work import TextWorkers
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.token_bytes import ByteTokenizer
 from beamline.serving.text.translator import Translator
@@ -16,7 +15,7 @@ from tests.serving.doubles import EngineDouble, small_manifest
 def model(name: str, version: int = 1) -> Translator:
     card = card_of(small_manifest(name=name, version=version))
     tokenizer = ByteTokenizer()
-    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), ThreadPoolExecutor(1))
+    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), TextWorkers())
 
 
 def found(models: Models, name: str, version: str = "") -> tuple[str, int]:

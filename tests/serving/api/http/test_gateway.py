@@ -258,7 +258,7 @@ async def test_a_stream_ends_when_its_client_disconnects(monkeypatch: pytest.Mon
     async with gateway() as (server, client):
         headers = {"accept": "text/event-stream"}
         async with client.stream("POST", "/v1/translate", json=ONE, headers=headers) as answer:
-            assert await anext(answer.aiter_lines()) == 'data: {"text": "a"}'
+            assert await anext(answer.aiter_lines()) == 'data: {"text":"a"}'
         await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
         sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
         await eventually(lambda: sample("beamline_calls_total", call) == 1)
