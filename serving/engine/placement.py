@@ -3,60 +3,47 @@ others run."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from beamline.serving.contract.backend import Backend
-from beamline.serving.engine.prefill import Ready
 from beamline.serving.engine.request import Request
 
 
-@dataclass(slots=True)
-class _Filling:
-    """The first of them, of which some entries stand in a slot already."""
-
-    request: Request
-    slot: int
-    parts: Iterator[None]
-
-
 class Placement:
+    """`requests` are those that have their memory, and wait for a slot."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._ready: deque[Ready] = deque()
-        self._filling: _Filling | None = None
-
-    @property
-    def requests(self) -> list[Request]:
-        return [each.request for each in self._ready]
+        self.requests: list[Request] = []
+        # Of the first of them: the slot in which some of its entries stand already, and the copies that are left.
+        self._slot = -1
+        self._parts: Iterator[None] | None = None
 
     @property
     def rows(self) -> int:
         """How many slots, from the first, have to be kept for them."""
-        return 0 if self._filling is None else self._filling.slot + 1
+        return 0 if self._parts is None else self._slot + 1
 
-    def add(self, ready: Sequence[Ready]) -> None:
-        self._ready.extend(ready)
+    def add(self, ready: Sequence[Request]) -> None:
+        self.requests += ready
 
     def keep(self, wanted: Callable[[Request], bool]) -> None:
         """The others have left."""
-        self._ready = deque(each for each in self._ready if wanted(each.request))
-        if self._filling is not None and not wanted(self._filling.request):
-            self._filling = None
+        if self.requests and not wanted(self.requests[0]):
+            self._parts = None
+        self.requests = [request for request in self.requests if wanted(request)]
 
-    def next(self, slot: int, others_run: bool) -> Ready | None:
+    def next(self, slot: int, others_run: bool) -> Request | None:
         """The first of them, when all of it stands in this slot. While others run, they have a step between two
         parts."""
-        if not self._ready:
+        if not self.requests:
             return None
-        if self._filling is None:
-            request = self._ready[0].request
-            self._filling = _Filling(request, slot, self._backend.fill(slot, self._ready[0].memory))
-        for _ in self._filling.parts:
+        if self._parts is None:
+            self._slot, self._parts = slot, self._backend.fill(slot, self.requests[0].memory)
+        for _ in self._parts:
             if others_run:
                 return None
-        if self._filling.slot != slot:  # somebody has left since it began
-            self._backend.move(self._filling.slot, slot)
-        self._filling = None
-        return self._ready.popleft()
+        if self._slot != slot:  # somebody has left since it began
+            self._backend.move(self._slot, slot)
+        self._parts = None
+        return self.requests.pop(0)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from beamline.serving.contract.backend import Backend
-from beamline.serving.contract.stats import Outcome
+from beamline.serving.contract.stats import Outcome, StepStats
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.errors import ComputeError
@@ -22,32 +21,16 @@ log = logging.getLogger(__name__)
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A request that can have its slot."""
-
-    request: Request
-    memory: Any  # the backend's
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillCounts:
-    """What was computed of prompts since the last report."""
-
-    tokens: int = 0
-    cached_tokens: int = 0  # of them, found in the prefix cache
-    cache_bytes: int = 0
-
-
 class Prefill(Protocol):
-    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
-        """What there is time for between two steps: admits newcomers from the queue, and returns those who are ready.
-        `busy`: something else has taken time already."""
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
+        """What there is time for between two steps: admits newcomers from the queue, and returns those who have their
+        memory now and can have a slot. `busy`: something else has taken time already."""
 
     def stepped(self, seconds: float) -> None:
         """How long a decode step took: what there is time for."""
 
-    def report(self) -> PrefillCounts: ...
+    def report(self, stats: StepStats) -> None:
+        """Adds what was computed of prompts since the last time."""
 
 
 def could_not_prepare(
@@ -62,15 +45,15 @@ class EncoderPrefill:
         self._backend = backend
         self._outputs = outputs
 
-    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
         groups = groups_by_length(self._admit(scheduler), lambda request: request.source_length, ENCODE_TOKENS)
-        return [ready for group in groups for ready in self._encode(group, scheduler)]
+        return [request for group in groups for request in self._encode(group, scheduler)]
 
     def stepped(self, seconds: float) -> None:
         pass
 
-    def report(self) -> PrefillCounts:
-        return PrefillCounts()
+    def report(self, stats: StepStats) -> None:
+        pass
 
     def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
         """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""
@@ -85,10 +68,12 @@ class EncoderPrefill:
 
         return scheduler.admit(fits)
 
-    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> list[Ready]:
+    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> Sequence[Request]:
         try:
             memories = self._backend.encode([request.encoder_input for request in group])
-            return [Ready(request, memory) for request, memory in zip(group, memories, strict=True)]
+            for request, memory in zip(group, memories, strict=True):
+                request.memory = memory
+            return group
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:
