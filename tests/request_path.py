@@ -63,7 +63,7 @@ class Project:
     """What is ours: files below the project's root, but for tests and environments."""
 
     def __init__(self) -> None:
-        server = load("beamline.serving.server")
+        server = load("serving.server")
         assert server.__file__ is not None
         self.root = Path(server.__file__).parents[server.__name__.count(".")]
         self._known: dict[str, bool] = {}
@@ -319,15 +319,15 @@ def calls(project: Project, fake: bool, scratch: Path) -> Iterator[Call]:
 
 
 async def pass_through(call: Call, profiler: Profiler) -> RequestPath:
-    config = load("beamline.serving.config").ServeConfig(
+    config = load("serving.config").ServeConfig(
         repository=call.repository,
         fake=call.repository is None,
         load=() if call.repository is None else (call.model,),
         grpc_port=0,
         metrics_port=0,
     )
-    messages, stubs = load("beamline.protos.beamline_pb2"), load("beamline.protos.beamline_pb2_grpc")
-    server = load("beamline.serving.server").Server(config)
+    messages, stubs = load("protos.beamline_pb2"), load("protos.beamline_pb2_grpc")
+    server = load("serving.server").Server(config)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.grpc_address) as channel:
