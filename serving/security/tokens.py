@@ -17,32 +17,15 @@ import secrets
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from beamline.serving.errors import BeamlineError, Unauthenticated
+from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.reloaded_files import ReloadedFiles
-
-
-class Scope(StrEnum):
-    INFER = "infer"
-    ADMIN = "admin"  # load, unload and other management; includes `infer`
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """An authenticated client. On a server without tokens, clients have no names and every scope."""
-
-    name: str | None = None
-    scopes: frozenset[Scope] = frozenset(Scope)
-
-    def may(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 class TokenEntry(BaseModel):

@@ -25,8 +25,9 @@ from beamline.serving.config import ServeConfig
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest, Overloaded
 from beamline.serving.models.loader import Observe
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
 from tests.serving.doubles import WAIT_SECONDS, EngineDouble, eventually, makers, running, started
