@@ -24,8 +24,7 @@ from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
 from beamline.serving.engine.outputs import Answer, Result, Timings
 from beamline.serving.engine.pipeline import StepPipeline
-from beamline.serving.engine.placement import Placement
-from beamline.serving.engine.prefill import EncoderPrefill, Prefill, could_not_prepare
+from beamline.serving.engine.prefill import EncoderPrefill, Placement, Prefill, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
 from beamline.version import beamline_version
 
@@ -95,14 +96,18 @@ class Metrics:
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
 
-    def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
-        """The consumer for one model's engine. It runs on the engine's thread at every step."""
-        ours = _StepObserver(self, label)
+    def observer(
+        self, label: str, model: str, version: str, statistics: Statistics | None = None
+    ) -> Callable[[StepStats], None]:
+        """The consumer for one model's engine, which counts for Prometheus, for Triton's dashboards, and for the
+        version's own `statistics`. It runs on the engine's thread at every step."""
+        ours, own = _StepObserver(self, label), statistics or Statistics()
         self.triton.declare(model, version)
 
         def observe(step: StepStats) -> None:
             ours(step)
             self.triton.step(model, version, step)
+            own.observe(step)
 
         return observe
 
