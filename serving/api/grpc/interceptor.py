@@ -20,10 +20,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import CallRecord, Guard
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
-from beamline.serving.errors import InvalidRequest, RequestError, Unimplemented
+from beamline.serving.errors import InvalidRequest, RequestError, ShuttingDown, Unimplemented
 from beamline.serving.security.tokens import Client
 
 Headers = Mapping[str, str]
@@ -41,8 +42,9 @@ class Undecodable:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, late_calls: LateCalls) -> None:
         self._guard = guard
+        self._late_calls = late_calls
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -54,7 +56,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
             client = self._guard.authenticate(method, headers)
         except RequestError as error:
             return self._refusal(method, headers, error, handler.request_streaming)
-        return _guarded(handler, _GuardedCall(self._guard, method, headers, client))
+        return _guarded(handler, _GuardedCall(self._guard, self._late_calls, method, headers, client))
 
     def _refusal(self, method: str, headers: Headers, error: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
@@ -70,8 +72,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
 class _GuardedCall:
     """Wraps a method's behaviour for one call."""
 
-    def __init__(self, guard: Guard, method: str, headers: Headers, client: Client) -> None:
+    def __init__(self, guard: Guard, late_calls: LateCalls, method: str, headers: Headers, client: Client) -> None:
         self._guard = guard
+        self._late_calls = late_calls
         self._method = method
         self._headers = headers
         self._client = client
@@ -108,6 +111,8 @@ class _GuardedCall:
                 record.code = _code_of_cancelled(context)
                 raise
             except Exception as error:
+                if isinstance(error, ShuttingDown):
+                    await self._late_calls.before_refusal()
                 await self._fail(error, context, record)
 
     async def _fail(self, error: Exception, context: Any, record: CallRecord) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from beamline.protos import beamline_pb2
 from beamline.serving.api.grpc import inference_service
 from beamline.serving.api.grpc.health import Health
 from beamline.serving.api.grpc.interceptor import GuardInterceptor
+from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import SERVICE, Inference
 from beamline.serving.api.open_inference import registration as open_inference
@@ -28,6 +30,12 @@ _STOP_GRACE_SECONDS = 1.0  # for responses that are being sent; the calls themse
 # are the engines'; what waits here has yet to reach them, and the limit only bounds memory (13 KiB each).
 _MAX_PENDING = 100_000
 _PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
+
+
+# Connections beyond the limit are closed at once. Those that don't become HTTP/2 in time are closed, and those that
+# have had no call for long are asked to go; a client with another call connects anew, unseen by its caller.
+_HANDSHAKE_MS = 10_000
+_IDLE_MS = 300_000
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
@@ -50,14 +58,19 @@ class GrpcServer:
         max_message_bytes: int,
         guard: Guard,
         tls: ServerTls | None,
+        max_connections: int,
         max_connection_seconds: float | None = None,
     ) -> None:
+        self._late_calls = LateCalls()
         self._server: Any = grpc.aio.server(
-            interceptors=[GuardInterceptor(guard)],
+            interceptors=[GuardInterceptor(guard, self._late_calls)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+                ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.server.max_pending_requests", _MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
                 ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
@@ -94,4 +107,10 @@ class GrpcServer:
         await self._health.end()
 
     async def stop(self, at_once: bool) -> None:
-        await self._server.stop(0 if at_once else _STOP_GRACE_SECONDS)
+        if at_once:
+            await self._server.stop(0)
+            return
+        await self._late_calls.hold()
+        stopping = asyncio.ensure_future(self._server.stop(_STOP_GRACE_SECONDS))
+        await self._late_calls.release()
+        await stopping
