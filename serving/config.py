@@ -41,6 +41,7 @@ class ServeConfig:
     drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
     max_connections: int | None = None  # of gRPC, and of the gateway; None: as the limit of open files allows
     max_connections_per_address: int | None = None  # of the gateway; None: no limit, because of proxies
+    keepalive_seconds: float = 60.0  # then a silent gRPC client is asked if it is there
     max_connection_seconds: float | None = None  # then a gRPC connection is closed; None: never
     watchdog_seconds: float = 60.0  # a step that takes longer is one that will not end
     device: str = "auto"  # or cpu, cuda, tensorrt

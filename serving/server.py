@@ -96,6 +96,7 @@ class Server:
             guard,
             tls,
             connections.grpc,
+            config.keepalive_seconds,
             config.max_connection_seconds,
         )
         if config.http_port is not None:

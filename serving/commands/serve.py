@@ -135,6 +135,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="over HTTP; behind a proxy all clients have one address (no limit)",
     )
     parser.add_argument(
+        "--keepalive-seconds",
+        type=interval,
+        default=config.keepalive_seconds,
+        metavar="S",
+        help="ping gRPC clients that have been silent for so long; who does not answer in 20 s is gone (%(default)s)",
+    )
+    parser.add_argument(
         "--max-connection-age",
         type=interval,
         metavar="S",
@@ -250,6 +257,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         drain_seconds=args.drain_seconds,
         max_connections=args.max_connections,
         max_connections_per_address=args.max_connections_per_address,
+        keepalive_seconds=args.keepalive_seconds,
         max_connection_seconds=args.max_connection_age,
         watchdog_seconds=args.watchdog_seconds,
         device=args.device,

@@ -36,6 +36,8 @@ _PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
 # have had no call for long are asked to go; a client with another call connects anew, unseen by its caller.
 _HANDSHAKE_MS = 10_000
 _IDLE_MS = 300_000
+_PING_TIMEOUT_MS = 20_000
+_LEAST_PING_INTERVAL_MS = 10_000
 
 
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
@@ -44,6 +46,19 @@ def _connection_age(seconds: float) -> list[tuple[str, int]]:
     return [
         ("grpc.max_connection_age_ms", int(1000 * seconds)),
         ("grpc.max_connection_age_grace_ms", int(1000 * seconds)),
+    ]
+
+
+def _keepalive(seconds: float) -> list[tuple[str, int]]:
+    """A connection on which nothing has come for so long is asked if anybody is there. The library ends it by the second
+    option; the one that is called keepalive_timeout does not end it before a minute is over (seen with grpcio 1.85)."""
+    milliseconds = int(1000 * seconds)
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", min(milliseconds, _PING_TIMEOUT_MS)),
+        # Clients may ask the same of us, also between calls.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
 
 
@@ -59,6 +74,7 @@ class GrpcServer:
         guard: Guard,
         tls: ServerTls | None,
         max_connections: int,
+        keepalive_seconds: float,
         max_connection_seconds: float | None = None,
     ) -> None:
         self._late_calls = LateCalls()
@@ -74,6 +90,7 @@ class GrpcServer:
                 ("grpc.server.max_pending_requests", _MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
                 ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
+                *_keepalive(keepalive_seconds),
                 *([] if max_connection_seconds is None else _connection_age(max_connection_seconds)),
             ],
         )
