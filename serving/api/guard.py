@@ -38,7 +38,12 @@ class CallRecord:
 
     code: StatusCode = StatusCode.OK
     client: str | None = None
+    model: str | None = None
+    http_code: int | None = None  # None: another API's call
     span: Any = None
+
+    def answered_by(self, model: str) -> None:
+        self.model = model
 
 
 class Guard:
@@ -57,7 +62,7 @@ class Guard:
         """Makes the call the current one of this task, which must be the call's own. Raises `Overloaded` where the
         client has too many calls, and `InvalidRequest` for headers with wrong values."""
         client = record.client or "unknown"
-        call = call_of(headers, client, partial(self._tracing.sequences, record.span))
+        call = call_of(headers, client, partial(self._tracing.sequences, record.span), record.answered_by)
         enter(call)
         if scope_of(method) is None:
             yield call
@@ -73,7 +78,7 @@ class Guard:
         try:
             yield record
         finally:
-            self._tracing.finish(record.span, record.code.name, headers[REQUEST_ID])
+            self._tracing.finish(record.span, record.code.name, headers[REQUEST_ID], record.model, record.http_code)
             seconds = time.monotonic() - started
             self._metrics.calls.labels(method, record.code.name).inc()
             self._metrics.call_seconds.labels(method).observe(seconds)
@@ -98,6 +103,8 @@ def _log_call(method: str, record: CallRecord, seconds: float, request_id: str) 
         return
     milliseconds = round(1000 * seconds, 1)
     fields = {"method": method, "code": record.code.name, "milliseconds": milliseconds, "client": record.client}
+    if record.model is not None:
+        fields["model"] = record.model
     access_log.info(
         "%s %s in %s ms",
         method,

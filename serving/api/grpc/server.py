@@ -6,16 +6,13 @@ import asyncio
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from beamline.protos import beamline_pb2
-from beamline.serving.api.grpc import inference_service
+from beamline.serving.api.grpc import inference_service, reflection
 from beamline.serving.api.grpc.health import Health
 from beamline.serving.api.grpc.interceptor import GuardInterceptor
 from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.inference import SERVICE, Inference
+from beamline.serving.api.inference import Inference
 from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.errors import BeamlineError
@@ -111,11 +108,7 @@ class GrpcServer:
         inference_service.add_to(self._server, inference)
         open_inference.add_to(self._server, open_inference_servicer)
         self._health.add_to(self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, open_inference.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME),
-            self._server,
-            open_inference.reflection_pool(beamline_pb2, health_pb2, reflection_pb2),
-        )
+        reflection.add_to(self._server)
         await self._health.begin(manager)
         await self._server.start()
 

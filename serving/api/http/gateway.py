@@ -33,6 +33,7 @@ from beamline.serving.lifecycle import Lifecycle
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond; more would keep the event loop from others
 _BODY_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 16 * 1024
+_CLIENT_GONE = 499
 _MAX_MILLISECONDS = 24 * 3600 * 1000
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class _GatewayCall:
     async def admit(self, lifecycle: Lifecycle, max_body_bytes: int) -> Message | Response:
         """The request's message, or the response that refuses it. Credentials and limits come before the body."""
         self._record = self._guarded.enter_context(self._guard.record(self._label, self._headers))
+        self._record.http_code = 200
         try:
             client = self._guard.authenticate(self._method.full_name, self._headers)
             self._record.client = f"token:{client.name}" if client.name is not None else _peer(self._request)
@@ -160,18 +162,20 @@ class _GatewayCall:
 
     async def _cancelled(self) -> None:
         self._record.code = StatusCode.CANCELLED
+        self._record.http_code = _CLIENT_GONE
         await self._guarded.aclose()
 
     async def _fail(self, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):
             await self._cancelled()
-            return Response(status_code=499)  # is not sent: the client is gone
+            return Response(status_code=_CLIENT_GONE)  # is not sent
         return await self._refuse(self._guard.failure(error, self._label, self._request_id))
 
     async def _refuse(self, status: Status, http_code: int | None = None) -> Response:
-        self._record.code = status.code
+        response = error_response(status, self._request_id, http_code)
+        self._record.code, self._record.http_code = status.code, response.status_code
         await self._guarded.aclose()
-        return error_response(status, self._request_id, http_code)
+        return response
 
 
 async def _first(replies: AsyncGenerator[Message]) -> Message | None:
