@@ -3,7 +3,7 @@
 The guard knows no API. An API calls it with the method's name and the call's headers (gRPC's metadata, HTTP's headers):
 
     with guard.record(method, headers) as record:           # around everything, refusals too
-        client = guard.authenticate(method, headers)        # before anything else of the call is read
+        client = guard.authenticate(method, headers, address)  # before anything else of the call is read
         with guard.admit(method, headers, record) as call:  # around the work
             ...
     status = guard.failure(error, method, request_id)       # where any of it raised
@@ -21,7 +21,9 @@ from typing import Any
 
 from beamline.serving.api.status import Status, StatusCode, first_failure, status_of
 from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
+from beamline.serving.errors import RequestError
 from beamline.serving.security.access import Access, scope_of
+from beamline.serving.security.attempts import TokenAttempts
 from beamline.serving.security.limits import ClientLimit
 from beamline.serving.security.tokens import Client
 from beamline.serving.telemetry.logs import ACCESS
@@ -52,10 +54,23 @@ class Guard:
         self._access = access
         self._limit = limit
         self._tracing = tracing
+        self._attempts = TokenAttempts()
 
-    def authenticate(self, method: str, headers: Mapping[str, str]) -> Client:
-        """Raises `Unauthenticated` or `Forbidden`."""
-        return self._access.check(scope_of(method), headers.get("authorization"))
+    def authenticate(self, method: str, headers: Mapping[str, str], address: str) -> Client:
+        """Raises `Unauthenticated`, `Forbidden`, or `Overloaded` where too many wrong tokens came from the address."""
+        return self._attempts.settle(self.examine(method, headers), address)
+
+    def examine(self, method: str, headers: Mapping[str, str]) -> Client | RequestError:
+        """The first half of `authenticate`, where the address is not known yet: nothing else of a call whose token is
+        wrong may be read."""
+        try:
+            return self._access.check(scope_of(method), headers.get("authorization"))
+        except RequestError as error:
+            return error
+
+    def settle(self, outcome: Client | RequestError, address: str) -> Client:
+        """The other half."""
+        return self._attempts.settle(outcome, address)
 
     @contextmanager
     def admit(self, method: str, headers: Mapping[str, str], record: CallRecord) -> Iterator[Call]:

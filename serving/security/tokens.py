@@ -34,6 +34,14 @@ class Scope(StrEnum):
     ADMIN = "admin"  # load, unload and other management; includes `infer`
 
 
+class WrongToken(Unauthenticated):
+    """One was sent, and it is not known here, or not any more."""
+
+    def __init__(self, sentence: str, digest: str) -> None:
+        super().__init__(sentence)
+        self.digest = digest
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """An authenticated client. On a server without tokens, clients have no names and every scope."""
@@ -90,9 +98,9 @@ class TokenFile:
             if hmac.compare_digest(digest, entry.sha256):
                 found = entry
         if found is None:
-            raise Unauthenticated("the bearer token is not known here")
+            raise WrongToken("the bearer token is not known here", digest)
         if found.expires is not None and found.expires.timestamp() <= self._now():
-            raise Unauthenticated("the bearer token has expired")
+            raise WrongToken("the bearer token has expired", digest)
         return Client(found.name, frozenset(found.scopes))
 
 

@@ -25,7 +25,12 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 # Their lines are caused by whoever can reach a port, as many as they like.
-_CAUSED_FROM_OUTSIDE = ("uvicorn.error", "asyncio", "beamline.serving.api.http.connections")
+_CAUSED_FROM_OUTSIDE = (
+    "uvicorn.error",
+    "asyncio",
+    "beamline.serving.api.http.connections",
+    "beamline.serving.security.attempts",
+)
 
 
 class OncePerSecond(logging.Filter):

@@ -52,19 +52,22 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
             return None
         method: str = handler_call_details.method
         headers = _headers(handler_call_details.invocation_metadata)
-        try:
-            client = self._guard.authenticate(method, headers)
-        except RequestError as error:
-            return self._refusal(method, headers, error, handler.request_streaming)
-        return _guarded(handler, _GuardedCall(self._guard, self._late_calls, method, headers, client))
+        outcome = self._guard.examine(method, headers)
+        if isinstance(outcome, RequestError):
+            return self._refusal(method, headers, outcome, handler.request_streaming)
+        return _guarded(handler, _GuardedCall(self._guard, self._late_calls, method, headers, outcome))
 
-    def _refusal(self, method: str, headers: Headers, error: RequestError, streaming: bool) -> Any:
+    def _refusal(self, method: str, headers: Headers, outcome: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
             await _await_first_message(context, streaming)
             with self._guard.record(method, headers) as record:
-                status = self._guard.failure(error, method, headers[REQUEST_ID])
-                record.code = status.code
-                await _abort(context, status, headers)
+                record.client = _address(context)
+                try:
+                    self._guard.settle(outcome, record.client)
+                except RequestError as error:
+                    status = self._guard.failure(error, method, headers[REQUEST_ID])
+                    record.code = status.code
+                    await _abort(context, status, headers)
 
         return grpc.stream_stream_rpc_method_handler(refuse)  # fits every method: it decodes no message
 
@@ -100,6 +103,7 @@ class _GuardedCall:
         with guard.record(method, headers) as record:
             try:
                 record.client = _identity(self._client, context)
+                guard.settle(self._client, _address(context))
                 with guard.admit(method, headers, record) as call:
                     context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
                     yield
@@ -163,6 +167,11 @@ def _identity(client: Client, context: Any) -> str:
     names = context.auth_context().get("x509_common_name")
     if names:
         return f"certificate:{names[0].decode('utf-8', 'replace')}"
+    return _address(context)
+
+
+def _address(context: Any) -> str:
+    """Without the port, which is another one for each connection."""
     peer: str = context.peer()
     return peer.rpartition(":")[0] or peer
 

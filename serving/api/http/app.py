@@ -94,7 +94,7 @@ def _health(lifecycle: Lifecycle) -> list[Route]:
 def _refused(guard: Guard, method: str, request: Request) -> Response | None:
     headers = with_request_id(request.headers)
     try:
-        guard.authenticate(method, headers)
+        guard.authenticate(method, headers, gateway.address_of(request))
     except RequestError as error:
         request_id = headers[REQUEST_ID]
         return error_response(guard.failure(error, request.url.path, request_id), request_id)

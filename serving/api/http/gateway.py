@@ -87,8 +87,10 @@ class _GatewayCall:
         self._record = self._guarded.enter_context(self._guard.record(self._label, self._headers))
         self._record.http_code = 200
         try:
-            client = self._guard.authenticate(self._method.full_name, self._headers)
-            self._record.client = f"token:{client.name}" if client.name is not None else _peer(self._request)
+            self._record.client = address = address_of(self._request)
+            client = self._guard.authenticate(self._method.full_name, self._headers, address)
+            if client.name is not None:
+                self._record.client = f"token:{client.name}"
             _check_origin(self._headers)
             milliseconds = header_number(self._headers, TIMEOUT, 1, _MAX_MILLISECONDS)
             self._deadline = None if milliseconds is None else time.monotonic() + milliseconds / 1000
@@ -182,7 +184,7 @@ async def _first(replies: AsyncGenerator[Message]) -> Message | None:
     return await anext(replies, None)
 
 
-def _peer(request: Request) -> str:
+def address_of(request: Request) -> str:
     """The client's address as gRPC writes it, so that a client has one limit for both APIs."""
     host = request.client.host if request.client else "unknown"
     return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
