@@ -30,6 +30,7 @@ from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring, aligned
+from beamline.serving.engine.search.edits import EditArrays
 from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
 from beamline.serving.errors import ComputeError, InvalidRequest
 
@@ -67,6 +68,7 @@ class Engine:
         self._capacity = Capacity(backend, plan)
         self._placement = Placement(backend)
         self._pipeline = StepPipeline(backend, run_ahead)
+        self._edit_arrays = EditArrays(manifest.vocabulary.target_size)
         self._prefill: Prefill
         if manifest.graphs.prefill is None:
             self._prefill = EncoderPrefill(backend, self._outputs)
@@ -279,18 +281,23 @@ class Engine:
     def _run_step(self) -> tuple[list[Request], StepOutputs] | None:
         """Launches a step, where none is in flight; and the one behind it, where that can be known already. None where
         all requests failed before it."""
-        requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        requests = self._scheduler.active
         if not self._pipeline.in_flight:
             parts = self._host_parts()
             if not requests:
                 return None
             self._fit(len(requests))
-            self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+            self._launch(parts)
         if self._pipeline.may_follow(requests, self._capacity.shape, self._queue.waiting > 0):
             count, parts = len(requests), self._host_parts(ahead=1)
             if len(requests) == count:  # else the step in flight has more rows than the next one
-                self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+                self._launch(parts)
         return self._pipeline.collect()
+
+    def _launch(self, parts: Sequence[HostPart]) -> None:
+        requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        beams = self._capacity.shape.beams
+        self._pipeline.launch(requests, step_inputs(requests, parts, beams, vocabulary, self._edit_arrays))
 
     def _host_parts(self, ahead: int = 0) -> list[HostPart]:
         """What the host adds to a step, by slot. A request that fails at that fails alone, and is gone."""

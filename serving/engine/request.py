@@ -20,6 +20,7 @@ from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Answer, Output, Piece, Result
 from beamline.serving.engine.search.beam_search import BeamSearch
+from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.search.logits_processors import LogitsProcessors
 from beamline.serving.engine.search.sampler import Sampler
 
@@ -48,6 +49,7 @@ class Request:
     target: tuple[int, ...] = ()  # to score, and
     labels: tuple[int, ...] = ()  # what should follow each of its tokens
     loop: asyncio.AbstractEventLoop | None = None
+    beginning: Beginning | None = None  # of every answer to a prompt, where somebody has looked at it before
     tenant: str = ""  # who sent it: the prefix cache keeps tenants apart
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -78,7 +80,8 @@ class Request:
             self.stop_at = self.submitted + options.time_limit
         search = Sampler if options.samples else BeamSearch
         self.search = search(options, start, vocabulary.eos_ids, len(before))
-        self.processors = LogitsProcessors(options, vocabulary.eos_ids, manifest.forbidden_in_graph, before)
+        beginning = self.beginning or Beginning((*before, start, *options.prefix), options.no_repeat_ngram_size)
+        self.processors = LogitsProcessors(options, vocabulary.eos_ids, beginning, manifest.forbidden_in_graph)
         self.streamed = [0] * options.beam_size
 
     def start(self) -> Start:

@@ -28,6 +28,14 @@ from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.reloaded_files import ReloadedFiles
 
 
+class WrongToken(Unauthenticated):
+    """One was sent, and it is not known here, or not any more."""
+
+    def __init__(self, sentence: str, digest: str) -> None:
+        super().__init__(sentence)
+        self.digest = digest
+
+
 class TokenEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,9 +81,9 @@ class TokenFile:
             if hmac.compare_digest(digest, entry.sha256):
                 found = entry
         if found is None:
-            raise Unauthenticated("the bearer token is not known here")
+            raise WrongToken("the bearer token is not known here", digest)
         if found.expires is not None and found.expires.timestamp() <= self._now():
-            raise Unauthenticated("the bearer token has expired")
+            raise WrongToken("the bearer token has expired", digest)
         return Client(found.name, frozenset(found.scopes))
 
 

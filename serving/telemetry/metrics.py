@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import choose_encoder
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.telemetry.statistics import Statistics
@@ -19,6 +20,7 @@ from beamline.version import beamline_version
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _OCCUPANCY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_EOF = b"# EOF\n"
 _BEAMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
 
 
@@ -112,7 +114,15 @@ class Metrics:
         return observe
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry) + self.triton.exposition()
+        return self.negotiated("")[0]
+
+    def negotiated(self, accept: str) -> tuple[bytes, str]:
+        """In the format that a scraper accepts, by its header: Prometheus's text or OpenMetrics; and its content type."""
+        encode, content_type = choose_encoder(accept)
+        ours = encode(self.registry)
+        if content_type.startswith("application/openmetrics-text"):
+            return ours.removesuffix(_EOF) + self.triton.exposition(open_metrics=True) + _EOF, content_type
+        return ours + self.triton.exposition(), content_type
 
 
 class _StepObserver:

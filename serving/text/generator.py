@@ -11,6 +11,7 @@ from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine
 from beamline.serving.engine.outputs import Piece, Result
 from beamline.serving.engine.request import Request
+from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
@@ -100,7 +101,9 @@ class Generator:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
             )
-        return Request(tuple(prompt), generation_options(request.options, self.card, len(prompt)))
+        options = generation_options(request.options, self.card, len(prompt))
+        # The prompt is looked at here, which may be beside the event loop.
+        return Request(tuple(prompt), options, beginning=Beginning(prompt, options.no_repeat_ngram_size))
 
     def _prompt(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")

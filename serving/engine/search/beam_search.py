@@ -10,7 +10,7 @@ what was before stands in the cache once, in front of the tree, for all beams.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from beamline.serving.engine.options import DecodingOptions
@@ -61,7 +61,6 @@ class BeamSearch:
         # The tree, by depth: the token of each beam, its parent one depth up, its score.
         self._tokens = [[start_token] * self.width]
         self._parents = [list(range(self.width))]
-        self._sequences = [[start_token] for _ in range(self.width)]  # of the depth that was asked for last
         self._scores = [[0.0] + [DEAD] * (self.width - 1)]
         # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
         self._entries: list[list[int]] = []
@@ -93,14 +92,9 @@ class BeamSearch:
             return self.options.forced_bos_id
         return None
 
-    def sequences(self) -> list[list[int]]:
-        """The tokens of every beam so far, start token first. From those of the step before, if it asked: walking back
-        to the start at every step would grow with the square of the length."""
-        for level in range(len(self._sequences[0]), len(self._tokens)):
-            before = self._sequences
-            pairs = zip(self._parents[level], self._tokens[level], strict=True)
-            self._sequences = [[*before[parent], token] for parent, token in pairs]
-        return self._sequences
+    def levels(self, depth: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Of the tree below a depth, level by level: each beam's parent, and its token."""
+        return zip(self._parents[depth + 1 :], self._tokens[depth + 1 :], strict=True)
 
     # -- following the device ------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from beamline.serving.api.inference import METHODS, Inference
 from beamline.serving.config import ServeConfig
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest, Overloaded
+from beamline.serving.lifecycle import Phase
 from beamline.serving.models.loader import Observe
 from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
@@ -153,6 +154,63 @@ async def test_errors_have_their_own_status() -> None:
         assert (await client.post("/v1/translate", content=b" " * 1001)).status_code == 413
         sample = server.metrics.registry.get_sample_value
         assert sample("beamline_refused_total", {"reason": "too_large"}) == 1
+
+
+BODY = json.dumps(ONE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "application/json; charset=utf-8", "origin": "https://else.where"}, 200),  # asked before
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),  # curl -d
+        ({}, 200),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data; boundary=a"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "https://else.where"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "null"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "cross-site"}, 415),
+        ({"origin": "https://else.where"}, 415),
+    ],
+)
+async def test_what_a_page_of_another_server_can_send_unasked_is_not_taken(headers: dict[str, str], code: int) -> None:
+    async with gateway() as (server, client):
+        answer = await client.post("/v1/translate", content=BODY, headers=headers)
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
+    assert answer.status_code == code, answer.text
+    if code == 415:
+        assert answer.json()["error"]["message"].endswith("it must be application/json")
+        assert refused == 1
+
+
+async def test_a_body_of_two_lengths_is_refused_and_its_connection_closed() -> None:
+    request = (
+        f"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(BODY)}\r\n"
+        f"transfer-encoding: chunked\r\n\r\n{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+    )
+    async with gateway() as (server, _), sent(server, request.encode()) as reader:
+        received = await reader.read()  # to the end: it is closed
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"both Content-Length and Transfer-Encoding" in received
+    assert refused == 1
+
+
+async def test_a_body_that_does_not_come_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beamline.serving.api.http.gateway._BODY_SECONDS", 0.01)
+    async with gateway() as (server, _), sent(server, HALF) as reader:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "too_slow"})
+    assert refused == 1
+
+
+async def test_a_server_that_leaves_closes_connections_behind_answers() -> None:
+    async with gateway() as (server, client):
+        assert "connection" not in (await client.post("/v1/translate", json=ONE)).headers
+        server.lifecycle.phase = Phase.LEAVING
+        answer = await client.post("/v1/translate", json=ONE)
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
 async def test_headers_reach_the_engine() -> None:
