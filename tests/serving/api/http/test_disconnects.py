@@ -15,6 +15,7 @@ from tests.serving.doubles import EngineDouble, eventually, running
 
 ONE = {"inputs": [{"text": "a"}]}
 HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
+BODY = json.dumps(ONE)
 CHUNKED = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
 
 
@@ -100,3 +101,24 @@ async def test_a_drain_that_gives_up_cuts_off_what_runs(accept: str) -> None:
         sample = server.metrics.registry.get_sample_value
         assert sample("beamline_calls_total", {"method": "POST /v1/translate", "code": "CANCELLED"}) == 1
     assert engine.cancelled == [engine.submitted[0].id]
+
+
+async def test_a_body_of_two_lengths_is_refused_and_its_connection_closed() -> None:
+    request = (
+        f"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(BODY)}\r\n"
+        f"transfer-encoding: chunked\r\n\r\n{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
+    )
+    async with running(EngineDouble(), http_port=0) as server, sent(server, request.encode()) as reader:
+        received = await reader.read()  # to the end: it is closed
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"both Content-Length and Transfer-Encoding" in received
+    assert refused == 1
+
+
+async def test_a_body_that_does_not_come_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beamline.serving.api.http.gateway._BODY_SECONDS", 0.01)
+    async with running(EngineDouble(), http_port=0) as server, sent(server, HALF) as reader:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "too_slow"})
+    assert refused == 1

@@ -184,27 +184,6 @@ async def test_what_a_page_of_another_server_can_send_unasked_is_not_taken(heade
         assert refused == 1
 
 
-async def test_a_body_of_two_lengths_is_refused_and_its_connection_closed() -> None:
-    request = (
-        f"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: {len(BODY)}\r\n"
-        f"transfer-encoding: chunked\r\n\r\n{len(BODY):x}\r\n{BODY}\r\n0\r\n\r\n"
-    )
-    async with gateway() as (server, _), sent(server, request.encode()) as reader:
-        received = await reader.read()  # to the end: it is closed
-        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
-    assert received.startswith(b"HTTP/1.1 400 ")
-    assert b"both Content-Length and Transfer-Encoding" in received
-    assert refused == 1
-
-
-async def test_a_body_that_does_not_come_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beamline.serving.api.http.gateway._BODY_SECONDS", 0.01)
-    async with gateway() as (server, _), sent(server, HALF) as reader:
-        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
-        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "too_slow"})
-    assert refused == 1
-
-
 async def test_a_server_that_leaves_closes_connections_behind_answers() -> None:
     async with gateway() as (server, client):
         assert "connection" not in (await client.post("/v1/translate", json=ONE)).headers
