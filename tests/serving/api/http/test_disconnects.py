@@ -16,7 +16,6 @@ from tests.serving.doubles import EngineDouble, eventually, running
 ONE = {"inputs": [{"text": "a"}]}
 BODY = json.dumps(ONE)
 HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
-BODY = json.dumps(ONE)
 CHUNKED = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
 
 
