@@ -60,7 +60,7 @@ def test_every_call_has_its_examples(method: str) -> None:
 
 
 def test_every_method_of_the_client_is_named() -> None:
-    methods = {name for name in vars(Client) if not name.startswith("_")} - {"close"}
+    methods = {name for name in dir(Client) if not name.startswith("_")} - {"close"}
     for name in methods:
         assert f"`{name}`" in text_of(PAGE), f"docs/api.md does not name Client.{name}"
     used = {name for block in blocks(PAGE) for name in re.findall(r"(?:client|Client\(\))\.(\w+)\(", block.content)}
