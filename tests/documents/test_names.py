@@ -45,6 +45,7 @@ _PATH = re.compile(rf"(?:\.\./)?(?:{'|'.join(FOLDERS)})/[\w./*<>-]*[\w/]")
 _CAPITALS = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _METRIC = re.compile(r"\b(?:beamline|nv)_[a-z_]+\b")
 _MODULE = re.compile(r"python -m ([\w.]+)")
+_CLASS = re.compile(r"(?<![.\w])[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+\b")  # with a dot before it, it is another library's
 _HEADER = re.compile(r"\bx-[a-z]+(?:-[a-z]+)*\b")
 
 PAGES = all_pages()
@@ -160,6 +161,13 @@ def test_variables_statuses_and_headers_exist(page: str) -> None:
     code = code_of(page)
     for name in sorted({*_CAPITALS.findall(code), *_HEADER.findall(code)}):
         assert name in sources() or name.startswith("OTEL_"), f"{page} names {name}, which the code does not know"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_classes_and_calls_exist(page: str) -> None:
+    for span in _SPAN.findall(without_blocks(page)):
+        for name in _CLASS.findall(span):
+            assert name in sources(), f"{page} names {name}, which the code does not know"
 
 
 def test_every_page_is_one_click_from_the_index() -> None:
