@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from beamline._calls.operation import deadline_sentence
 from beamline._channel import TARGET_VARIABLE, Connection
 from beamline.errors import (
     BeamlineError,
@@ -90,10 +91,6 @@ _KINDS: dict[Any, type[BeamlineError]] = {
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
-
-
-def deadline_sentence(timeout: float) -> str:
-    return f"no answer within the timeout of {timeout:g} s"
 
 
 def _unreached(details: str, connection: Connection) -> Unavailable:

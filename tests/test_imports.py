@@ -3,11 +3,13 @@
 protos      <- serving <- converters        torch lives on the right side only
 protos      <- loadtest                     a stranger to the server: it knows the wire, no more
 protos, serving.errors <- beamline.client   the clients: the wire and the one exception tree
+serving     <- beamline.in_process          a model without a server: no gRPC
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -33,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("models",),
     ("api",),
-    ("server",),
+    ("server", "in_process"),
     ("commands",),
     ("cli",),
 )
@@ -69,15 +71,32 @@ RULES = {
     "protos": Rule(ours=("beamline.protos",)),
 }
 
+GRPC_ONLY = (
+    "beamline.client",
+    "beamline.async_client",
+    "beamline._channel",
+    "beamline._connected",
+    "beamline._failures",
+)
+
 # The modules of `beamline` itself: the clients. What is linked beside them has rules of its own.
 CLIENT_RULE = Rule(
     ours=(
         *("beamline.client", "beamline.async_client", "beamline.types", "beamline.errors", "beamline.version"),
-        *("beamline._channel", "beamline._failures", "beamline._messages"),
+        *("beamline._channel", "beamline._connected", "beamline._failures", "beamline._lists"),
+        *("beamline._methods", "beamline._async_methods", "beamline._calls"),
         "beamline.protos",
         "beamline.serving.errors",  # the one exception tree
     ),
     never=(*ARRAY_LIBRARIES, "pydantic"),
+)
+
+
+# A model in process: what a client has, and the server's parts; but nothing of what is sent.
+IN_PROCESS = "beamline/in_process.py"
+IN_PROCESS_RULE = Rule(
+    ours=(*(name for name in CLIENT_RULE.ours if name not in GRPC_ONLY), "beamline.serving"),
+    never=("grpc", "torch"),
 )
 
 
@@ -107,7 +126,21 @@ def test_package_keeps_its_rule(package):
 
 
 def test_the_clients_keep_theirs():
-    assert violations_in((ROOT / "beamline").glob("*.py"), CLIENT_RULE, ROOT) == []
+    files = [*(ROOT / "beamline").glob("*.py"), *(ROOT / "beamline/_calls").glob("*.py")]
+    found = violations_in([path for path in files if path != ROOT / IN_PROCESS], CLIENT_RULE, ROOT)
+    # What the package names for type checkers it imports when it is asked for.
+    assert [
+        each for each in found if not re.match(r"beamline/__init__\.py:\d+ imports beamline\.in_process", each)
+    ] == []
+
+
+def test_so_does_a_model_in_process():
+    assert violations_in([ROOT / IN_PROCESS], IN_PROCESS_RULE, ROOT) == []
+
+
+def test_a_model_in_process_loads_no_grpc():
+    closure = import_closure("beamline.in_process", ROOT)
+    assert {name: by for name, by in closure.items() if within(name, ("grpc", "starlette", "uvicorn", "torch"))} == {}
 
 
 def test_importing_beamline_imports_nothing_else_of_ours():

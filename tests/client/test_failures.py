@@ -33,8 +33,9 @@ from beamline.errors import (
     Unimplemented,
 )
 from beamline.protos import beamline_pb2_grpc
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.client.callers import Refusal, Scripted, SyncCaller, scripted, texts
 from tests.client.conftest import MakeCaller
