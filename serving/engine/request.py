@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,7 @@ class Request:
     first_token: float | None = field(default=None, init=False)
     encode_seconds: float = field(default=0.0, init=False)
     cached_tokens: int = field(default=0, init=False)  # of the prompt
+    memory: Any = field(default=None, init=False, repr=False)  # the backend's, between prefill and its slot
     search: BeamSearch = field(init=False, repr=False)
     processors: LogitsProcessors = field(init=False, repr=False)
     streamed: list[int] = field(default_factory=list, init=False)  # how many tokens of each hypothesis were streamed
@@ -149,6 +151,7 @@ class OutputCollector:
         self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
 
     def answer(self, request: Request, answer: Answer, outcome: Outcome) -> None:
+        request.memory = None  # of one that never had its slot: who waits for the answer must not keep the device's
         self._outputs.append(RequestOutput(request, answer))
         self._finished.append(request.record(answer, outcome, self._clock()))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
 from beamline.serving.models.loader import Driver, ModelLoader, ServedModel
-from beamline.serving.models.loading import LoadingThread
+from beamline.serving.models.loading import LoadingThread, LoadTooLong
 from beamline.serving.models.registry import Model, Models
 from beamline.serving.models.repository import ModelVersion, Repository, scan, verify
 from beamline.serving.models.settings import ModelSettings, Versions, read_settings
@@ -286,9 +286,16 @@ class ModelManager:
     async def _load_version(self, version: ModelVersion, settings: ModelSettings, label: str) -> ServedModel:
         self._loading = (version.name, str(version.version))
         await self._publish()
+        outcome = "failed"
         try:
-            return await self._thread.run(self._loader.load, version, settings, label)
+            model = await self._thread.run(self._loader.load, version, settings, label)
+            outcome = "loaded"
+            return model
+        except LoadTooLong:
+            outcome = "given_up"
+            raise
         finally:
+            self._loader.loads.labels(outcome).inc()
             self._loading = None
             self._thread.give_memory_back()
 

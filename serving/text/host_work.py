@@ -92,9 +92,9 @@ class TextWorkers:
         threads = self._for_large if size > _LARGE else self._threads
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
-    def shutdown(self) -> None:
+    def shutdown(self, wait: bool = False) -> None:
         for threads in (self._threads, self._for_large):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=wait, cancel_futures=True)
 
 
 def is_large(message: Message) -> bool:

@@ -19,6 +19,8 @@ from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothes
 DEAD = -1e9  # what a beam carries that does not exist
 _IMPOSSIBLE = DEAD / 2  # nothing real is ever below
 
+Path = tuple[tuple[int, ...], tuple[float, ...], tuple[Alternatives, ...]]  # tokens, log-probabilities, alternatives
+
 
 @dataclass(frozen=True, slots=True)
 class StepView:
@@ -217,9 +219,9 @@ class BeamSearch:
                 return []
             if best is not None and best.depth == depth:
                 alive.add(best.beam)
-        return [self._piece(0, depth, alive.pop(), floor)]
+        return [Piece(0, *self._path(depth, alive.pop(), floor))]
 
-    def _piece(self, index: int, depth: int, beam: int, floor: int, reason: FinishReason | None = None) -> Piece:
+    def _path(self, depth: int, beam: int, floor: int) -> Path:
         """The tokens of one path, from below `floor` down to a depth."""
         tokens, log_probs, alternatives = [], [], list[Alternatives]()
         for level in range(depth, floor, -1):
@@ -228,7 +230,7 @@ class BeamSearch:
             log_probs.append(self._scores[level][beam] - self._scores[level - 1][parent])
             alternatives.extend(self._alternatives[level - 1][parent : parent + 1])
             beam = parent
-        return Piece(index, tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1]), reason)
+        return tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1])
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
@@ -237,8 +239,7 @@ class BeamSearch:
         return tuple(self._hypothesis(ending) for ending in self._endings[: self.options.num_hypotheses])
 
     def _hypothesis(self, ending: _Ending) -> Hypothesis:
-        path = self._piece(0, ending.depth, ending.beam, self._prompt_length - 1)
-        tokens, log_probs, alternatives = path.tokens, path.token_log_probs, path.alternatives
+        tokens, log_probs, alternatives = self._path(ending.depth, ending.beam, self._prompt_length - 1)
         if ending.token is not None:
             tokens = (*tokens, ending.token)
             log_probs = (*log_probs, ending.total - self._scores[ending.depth][ending.beam])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import grpc
 import pytest
 
 from beamline.protos import open_inference_pb2 as oip
+from beamline.serving.commands import serve
 from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.errors import ModelUnavailable
@@ -99,6 +101,7 @@ async def test_a_load_that_hangs_is_given_up(tmp_path: Path) -> None:
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "took longer than 0.3 seconds, and was given up" in (failed.value.details() or "")
         assert state(manager, "slow")[0] is State.UNAVAILABLE
+        assert server.metrics.registry.get_sample_value("beamline_model_loads_total", {"outcome": "given_up"}) == 1
         assert "was given up" in state(manager, "slow")[1]
         # Others load meanwhile, in a thread of their own.
         write_version(tmp_path, "fr")
@@ -119,6 +122,18 @@ async def test_what_hangs_at_the_start_is_listed_and_the_others_are_served(tmp_p
     async with serving(tmp_path, engines, load_seconds=0.3) as (_, manager):
         assert state(manager, "de") == (State.READY, "")
         assert "was given up" in state(manager, "slow")[1]
+
+
+async def test_a_server_may_be_ended_while_a_load_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = HangingEngines()
+    write_version(tmp_path, "slow")
+    monkeypatch.setattr(serve, "Server", lambda config: Server(config, engines.makers))
+    monkeypatch.setattr(serve, "_exit_after", lambda seconds: None)  # it would end the tests
+    ending = asyncio.create_task(serve._serve(replace(ANY_PORT, repository=tmp_path)))
+    assert await asyncio.to_thread(engines.begun.wait, WAIT_SECONDS)
+    signal.raise_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(ending, WAIT_SECONDS) == 0
+    engines.allowed.set()
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "weights.bin", "step.onnx", "tokenizer.json", "../serving.toml"])
