@@ -99,6 +99,7 @@ class Server:
             tls,
             connections.grpc,
             config.keepalive_seconds,
+            self._workers.check,
             config.max_connection_seconds,
             write_seconds,
         )

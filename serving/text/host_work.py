@@ -74,13 +74,21 @@ class TextWorkers:
 
     def reserve(self, size: int) -> None:
         """Raises `Overloaded` where there would be too much. What comes alone is taken, however large."""
+        self._check(size)
+        self._bytes += size
+
+    def check(self, size: int) -> None:
+        """Raises what `admitted` would."""
+        if size > _SMALL:
+            self._check(size)
+
+    def _check(self, size: int) -> None:
         if self._bytes and self._bytes + size > self._max_bytes:
             raise Overloaded(
                 f"requests of {self._bytes} bytes are being worked on, and {self._max_bytes} are allowed at once "
                 "(--max-pending-mib): try again, or send smaller ones",
                 _RETRY_SECONDS,
             )
-        self._bytes += size
 
     def release(self, size: int) -> None:
         self._bytes -= size

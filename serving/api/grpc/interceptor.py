@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Headers = Mapping[str, str]
 Behaviour = Callable[[Any, Any], Any]
+CheckSize = Callable[[int], None]  # raises a `RequestError`
 
 _PUSHBACK = "grpc-retry-pushback-ms"  # read by gRPC clients with a retry policy: when to try again
 _FIRST_MESSAGE_SECONDS = 1.0
@@ -41,14 +42,18 @@ _STATUS_SECONDS = 1.0  # for the status of a call that nobody reads
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Takes the place of a request that could not be decoded, until there is a context to abort."""
+    """Takes the place of a request that could not be decoded, or should not, until there is a context to abort."""
 
-    reason: str
+    error: RequestError
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, guard: Guard, late_calls: LateCalls, write_seconds: float | None = None) -> None:
-        """`write_seconds`: how long a message may wait for its reader."""
+    def __init__(
+        self, guard: Guard, late_calls: LateCalls, check_size: CheckSize, write_seconds: float | None = None
+    ) -> None:
+        """`check_size` is asked before a request of so many bytes is decoded. `write_seconds`: how long a message may
+        wait for its reader."""
+        self._check_size = check_size
         self._guard = guard
         self._late_calls = late_calls
         self._write_seconds = write_seconds
@@ -63,7 +68,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
         if isinstance(outcome, RequestError):
             return self._refusal(method, headers, outcome, handler.request_streaming)
         call = _GuardedCall(self._guard, self._late_calls, method, headers, outcome, self._write_seconds)
-        return _guarded(handler, call)
+        return _guarded(handler, call, self._check_size)
 
     def _refusal(self, method: str, headers: Headers, outcome: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
@@ -147,7 +152,7 @@ class _GuardedCall:
                 await _abort(context, status, self._headers)
 
 
-def _guarded(handler: Any, call: _GuardedCall) -> Any:
+def _guarded(handler: Any, call: _GuardedCall, check_size: CheckSize) -> Any:
     """A handler of the same kind, whose behaviour is guarded."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     behaviour: Behaviour = getattr(handler, kind)
@@ -159,7 +164,9 @@ def _guarded(handler: Any, call: _GuardedCall) -> Any:
         guarded = call.unary(partial(_unimplemented, streaming=handler.request_streaming))
         kind = "stream_stream"  # as for a refusal
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(guarded, _lenient(handler.request_deserializer), handler.response_serializer)
+    if handler.request_streaming:  # one of many must not end them all
+        check_size = _any_size
+    return make(guarded, _lenient(handler.request_deserializer, check_size), handler.response_serializer)
 
 
 async def _await_first_message(context: Any, streaming: bool) -> None:
@@ -214,12 +221,19 @@ def _headers(metadata: Any) -> Headers:
     return with_request_id({key: value for key, value in metadata or () if isinstance(value, str)})
 
 
-def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _any_size(size: int) -> None:
+    pass
+
+
+def _lenient(decode: Callable[[bytes], Any], check_size: CheckSize) -> Callable[[bytes], Any]:
     def decode_or_explain(data: bytes) -> Any:
         try:
+            check_size(len(data))
             return decode(data)
+        except RequestError as error:
+            return Undecodable(error)
         except DecodeError as error:
-            return Undecodable(f"the request can't be decoded: {error}. Text must be UTF-8")
+            return Undecodable(InvalidRequest(f"the request can't be decoded: {error}. Text must be UTF-8"))
 
     return decode_or_explain
 
@@ -229,7 +243,7 @@ def _decoded(request: Any) -> Any:
     if hasattr(request, "__aiter__"):
         return _each_decoded(request)
     if isinstance(request, Undecodable):
-        raise InvalidRequest(request.reason)
+        raise request.error
     return request
 
 

@@ -162,18 +162,18 @@ class _GatewayCall:
         headers = {REQUEST_ID: self._request_id, "cache-control": "no-store"}
         return EventStream(self._events(first, replies), self._write_seconds, headers)
 
-    async def _json(self, reply: Message) -> str:
+    async def _json(self, reply: Message) -> bytes:
         """Of a large reply, beside the event loop."""
-        return await self._workers.run(_MUCH if is_large(reply) else 0, lambda: to_json(reply))
+        return await self._workers.run(_MUCH if is_large(reply) else 0, lambda: to_json(reply).encode())
 
-    async def _events(self, first: Message | None, replies: AsyncGenerator[Message]) -> AsyncGenerator[str]:
+    async def _events(self, first: Message | None, replies: AsyncGenerator[Message]) -> AsyncGenerator[bytes]:
         async with self._guarded, aclosing(replies):
             try:
                 if first is not None:
                     yield _event(await self._json(first))
                 async for reply in replies:
                     yield _event(await self._json(reply))
-                yield _event("{}", "end")
+                yield _event(b"{}", "end")
             except (asyncio.CancelledError, GeneratorExit):
                 self._record.code = StatusCode.CANCELLED
                 raise
@@ -182,7 +182,8 @@ class _GatewayCall:
                 self._record.code = status.code
                 if isinstance(error, SlowReader):
                     log.warning("%s: %s (request id %s)", self._label, status.message, self._request_id)
-                yield _event(json.dumps(error_body(status, self._request_id), ensure_ascii=False), "error")
+                body = json.dumps(error_body(status, self._request_id), ensure_ascii=False)
+                yield _event(body.encode(), "error")
 
     async def _while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Cancels the work and raises `ClientDisconnect` when the client disconnects."""
@@ -280,6 +281,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _event(data: str, name: str | None = None) -> str:
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data}\n\n"
+def _event(data: bytes, name: str | None = None) -> bytes:
+    head = b"" if name is None else b"event: %s\n" % name.encode()
+    return b"%sdata: %s\n\n" % (head, data)

@@ -17,7 +17,7 @@ _LOOKS = 4  # at each connection, within the time limit
 class EventStream(StreamingResponse):
     """Server-sent events. Where one is not taken within some seconds, whoever makes them is given a `SlowReader`."""
 
-    def __init__(self, events: AsyncGenerator[str], seconds: float | None, headers: dict[str, str]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], seconds: float | None, headers: dict[str, str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
         self._seconds = seconds

@@ -131,14 +131,15 @@ def test_written_item_by_item_it_is_the_same(message: pb.TranslateResponse) -> N
 
 @pytest.mark.full
 async def test_large_replies_do_not_stall_the_event_loop() -> None:
-    """Promised are 20 ms; an answer of 8 MB as JSON took 1.4 seconds."""
-    lags: list[float] = []
+    """Promised are 20 ms of work in a row; an answer of 8 MB as JSON took 1.4 seconds."""
+    turns: list[float] = []
 
     async def watch() -> None:
+        """What the loop's thread computes between two turns. Not the time on a clock, which other processes take."""
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             await asyncio.sleep(0.001)
-            lags.append(time.perf_counter() - began - 0.001)
+            turns.append(time.thread_time() - began)
 
     async with (
         running(EngineDouble(), http_port=0) as server,
@@ -153,4 +154,4 @@ async def test_large_replies_do_not_stall_the_event_loop() -> None:
                     size += len(part)
         watching.cancel()
     assert size > 3 * 8_000_000
-    assert max(lags) < 0.2
+    assert max(turns) < 0.2
