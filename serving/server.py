@@ -169,8 +169,8 @@ class Server:
         self._rescan = asyncio.create_task(self.manager.refresh_all())
 
     async def leave(self) -> None:
-        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all the
-        same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
+        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all
+        the same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
         self.lifecycle.phase = Phase.LEAVING
         if self._grpc is not None:
             await self._grpc.report_not_serving()
