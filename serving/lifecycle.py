@@ -14,7 +14,6 @@ from enum import StrEnum
 
 from beamline.serving.errors import ShuttingDown
 
-
 _RETRY_SECONDS = 1.0  # by then a load balancer has noticed, or a supervisor has started another process
 
 

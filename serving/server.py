@@ -87,7 +87,12 @@ class Server:
         tls = None if config.tls is None else ServerTls(config.tls)
         connections = share_descriptors(config.max_connections)
         self._metrics_http = HttpServer(
-            config.host, config.metrics_port, None, ConnectionLimits(connections.operators), guard.count_refusal
+            config.host,
+            config.metrics_port,
+            None,
+            ConnectionLimits(connections.operators),
+            guard.count_refusal,
+            option="--metrics-port",
         )
         self._grpc = GrpcServer(
             config.host,

@@ -98,7 +98,10 @@ class TritonMetrics:
         lines = []
         for family in Triton:
             about = family.value
-            lines += [f"# HELP {about.name} {about.text}", f"# TYPE {about.name} {'unknown' if open_metrics else about.kind}"]
+            lines += [
+                f"# HELP {about.name} {about.text}",
+                f"# TYPE {about.name} {'unknown' if open_metrics else about.kind}",
+            ]
             for (model, version), found in values.items():
                 labels = f'model="{_escaped(model)}",version="{_escaped(version)}"'
                 lines.append(f"{about.name}{{{labels}}} {found[family]:.17g}")

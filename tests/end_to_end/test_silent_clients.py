@@ -50,7 +50,11 @@ def cancelled(server: ServerProcess) -> float:
 def test_a_client_that_was_stopped_is_noticed(tmp_path: Path) -> None:
     """Its machine still acknowledges what it is sent; only pings tell."""
     arguments = ("--fake", "--fake-step-ms", "500", "--keepalive-seconds", "1")
-    with serving(tmp_path / "log.txt", *arguments) as server, reading(server.grpc) as client, reading(server.grpc) as other:
+    with (
+        serving(tmp_path / "log.txt", *arguments) as server,
+        reading(server.grpc) as client,
+        reading(server.grpc) as other,
+    ):
         client.send_signal(signal.SIGSTOP)
         eventually(lambda: cancelled(server) == 1, "the stopped client's call is given up")
         eventually(lambda: server.metrics()("beamline_active_slots") == 1, "its slot is free")

@@ -212,7 +212,9 @@ async def _body(request: Request, max_bytes: int) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > max_bytes:
-                    sentence = f"the body is larger than {max_bytes} bytes, the most that is allowed: send it in several"
+                    sentence = (
+                        f"the body is larger than {max_bytes} bytes, the most that is allowed: send it in several"
+                    )
                     raise _Refused(sentence, 413, StatusCode.RESOURCE_EXHAUSTED, "too_large")
                 parts.append(part)
                 limit.reschedule(began + _BODY_SECONDS + size / _LEAST_BYTES_PER_SECOND)

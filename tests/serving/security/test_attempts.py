@@ -97,7 +97,9 @@ async def test_wrong_tokens_are_logged_with_the_address_and_counted(
             await stub.Translate(one, metadata=(("authorization", "Bearer bl_wrong"),))
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         url = f"http://{server.http_address}/v1/models"
-        codes = [(await client.get(url, headers={"authorization": f"Bearer {number}"})).status_code for number in (1, 2)]
+        codes = [
+            (await client.get(url, headers={"authorization": f"Bearer {number}"})).status_code for number in (1, 2)
+        ]
         assert codes == [401, 429]  # one address, whichever the API
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Translate(one, metadata=(("authorization", f"Bearer {token}"),))
