@@ -117,7 +117,8 @@ class Server:
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
+            largest = (config.max_message_bytes, config.text.max_inputs)
+            app = gateway_app(inference, models, self.lifecycle, guard, *largest)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,
@@ -173,8 +174,8 @@ class Server:
         self._rescan = asyncio.create_task(self.manager.refresh_all())
 
     async def leave(self) -> None:
-        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all the
-        same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
+        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all
+        the same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
         self.lifecycle.phase = Phase.LEAVING
         if self._grpc is not None:
             await self._grpc.report_not_serving()

@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=config.drain_delay_seconds,
         metavar="S",
-        help="after SIGTERM, fail health checks for so long before calls are refused; Ctrl-C does not wait (%(default)s)",
+        help="after SIGTERM, fail health checks for so long before calls are refused; not after Ctrl-C (%(default)s)",
     )
     parser.add_argument(
         "--drain-seconds",

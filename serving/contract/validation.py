@@ -71,7 +71,7 @@ def _allowed(problem: Mapping[str, Any]) -> str:
         words, bound = _BOUNDS[kind]
         value = context.get(bound, "")
         return f"{words} {value:g}".strip() if isinstance(value, int | float) else f"{words} {value}".strip()
-    return problem["msg"].removeprefix("Value error, ") + "!"
+    return f"{problem['msg'].removeprefix('Value error, ')}!"
 
 
 def _place(location: tuple[int | str, ...]) -> str:

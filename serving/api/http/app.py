@@ -57,7 +57,7 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
 
 
 def gateway_app(
-    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int, max_inputs: int
 ) -> Starlette:
     """For clients."""
 
@@ -67,7 +67,7 @@ def gateway_app(
         return JSONResponse({"models": list(_cards(models))})
 
     async def description(request: Request) -> Response:
-        return JSONResponse(openapi())
+        return JSONResponse(openapi(max_inputs))
 
     return Starlette(
         routes=[
