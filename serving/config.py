@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from beamline.serving.security.tls import TlsFiles
+if TYPE_CHECKING:  # a model in process needs no gRPC, which TLS is for
+    from beamline.serving.security.tls import TlsFiles
 
 MIB = 1024 * 1024
 

@@ -25,9 +25,9 @@ from beamline.serving.models.loader import Driver, EngineMakers, ModelLoader, re
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.models.registry import Models
 from beamline.serving.models.watcher import Watcher
-from beamline.serving.security.access import Access
-from beamline.serving.security.limits import ClientLimit
+from beamline.serving.security.access import Access, ClientLimit
 from beamline.serving.security.tls import ServerTls
+from beamline.serving.security.tokens import TokenFile
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
 
@@ -83,7 +83,8 @@ class Server:
 
     async def _start(self) -> None:
         config = self.config
-        guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
+        access = Access(None if config.tokens is None else TokenFile(config.tokens).client_of)
+        guard = Guard(self.metrics, access, ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
         connections = share_descriptors(config.max_connections)
         self._metrics_http = HttpServer(

@@ -22,10 +22,8 @@ from typing import Any
 from beamline.serving.api.status import Status, StatusCode, first_failure, status_of
 from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
 from beamline.serving.errors import RequestError
-from beamline.serving.security.access import Access, scope_of
+from beamline.serving.security.access import Access, Client, ClientLimit, scope_of
 from beamline.serving.security.attempts import TokenAttempts
-from beamline.serving.security.limits import ClientLimit
-from beamline.serving.security.tokens import Client
 from beamline.serving.telemetry.logs import ACCESS
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import Tracing

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from beamline.serving.errors import Overloaded, RequestError
-from beamline.serving.security.tokens import Client, WrongToken
+from beamline.serving.security.access import Client
+from beamline.serving.security.tokens import WrongToken
 
 log = logging.getLogger(__name__)
 

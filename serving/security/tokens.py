@@ -17,9 +17,7 @@ import secrets
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +25,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import BeamlineError, Unauthenticated
+from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.reloaded_files import ReloadedFiles
-
-
-class Scope(StrEnum):
-    INFER = "infer"
-    ADMIN = "admin"  # load, unload and other management; includes `infer`
 
 
 class WrongToken(Unauthenticated):
@@ -41,17 +35,6 @@ class WrongToken(Unauthenticated):
     def __init__(self, sentence: str, digest: str) -> None:
         super().__init__(sentence)
         self.digest = digest
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """An authenticated client. On a server without tokens, clients have no names and every scope."""
-
-    name: str | None = None
-    scopes: frozenset[Scope] = frozenset(Scope)
-
-    def may(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 class TokenEntry(BaseModel):

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
 from beamline.version import beamline_version
 
@@ -97,14 +98,18 @@ class Metrics:
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
 
-    def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
-        """The consumer for one model's engine. It runs on the engine's thread at every step."""
-        ours = _StepObserver(self, label)
+    def observer(
+        self, label: str, model: str, version: str, statistics: Statistics | None = None
+    ) -> Callable[[StepStats], None]:
+        """The consumer for one model's engine, which counts for Prometheus, for Triton's dashboards, and for the
+        version's own `statistics`. It runs on the engine's thread at every step."""
+        ours, own = _StepObserver(self, label), statistics or Statistics()
         self.triton.declare(model, version)
 
         def observe(step: StepStats) -> None:
             ours(step)
             self.triton.step(model, version, step)
+            own.observe(step)
 
         return observe
 
@@ -112,7 +117,7 @@ class Metrics:
         return self.negotiated("")[0]
 
     def negotiated(self, accept: str) -> tuple[bytes, str]:
-        """In the format that a scraper's header accepts, Prometheus's text or OpenMetrics, and its content type."""
+        """In the format that a scraper's header accepts: Prometheus's text or OpenMetrics; and its content type."""
         encode, content_type = choose_encoder(accept)
         ours = encode(self.registry)
         if content_type.startswith("application/openmetrics-text"):

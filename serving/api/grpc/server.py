@@ -47,8 +47,8 @@ def _connection_age(seconds: float) -> list[tuple[str, int]]:
 
 
 def _keepalive(seconds: float) -> list[tuple[str, int]]:
-    """A connection on which nothing has come for so long is asked if anybody is there. The library ends it by the
-    second option; the one that is called keepalive_timeout does not (seen with grpcio 1.85)."""
+    """A connection on which nothing has come for so long is asked if anybody is there. grpcio ends it by the second
+    option; the one that is called keepalive_timeout does not end it before a minute is over (seen with grpcio 1.85)."""
     milliseconds = int(1000 * seconds)
     return [
         ("grpc.keepalive_time_ms", milliseconds),

@@ -1,10 +1,9 @@
 """Connections of the HTTP servers: how many there may be, and how long one may take for a request's head.
 
-uvicorn accepts whatever comes and waits for it as long as it takes, so a few hundred connections that send nothing
-would take all file descriptors of the process: then nobody is answered any more, health checks included. Here
-connections are accepted by ourselves. Where there are as many as are allowed, the one that has waited longest without
-ever sending a request is closed for a newcomer, then any that is idle; only where all are at work is the newcomer
-turned away.
+uvicorn accepts whatever comes and waits for it as long as it takes, so some hundred connections that send nothing would
+take all file descriptors of the process: then nobody is answered any more, health checks included. Here connections
+are accepted by ourselves. Where there are as many as are allowed, the one that has waited longest without ever sending
+a request is closed for a newcomer, then any that is idle; only where all are at work is the newcomer turned away.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import pytest
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.errors import Overloaded, Unauthenticated
 from beamline.serving.security import attempts
+from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.attempts import TokenAttempts
-from beamline.serving.security.tokens import Client, Scope, WrongToken, new_token
+from beamline.serving.security.tokens import WrongToken, new_token
 from tests.serving.doubles import EngineDouble, connected, running
 
 MOST = attempts._MOST
