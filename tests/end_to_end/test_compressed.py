@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -23,7 +24,7 @@ def test_what_decompresses_to_too_much_costs_little(tmp_path: Path) -> None:
     with serving(tmp_path / "log.txt", "--fake") as server:
         options = [("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(server.grpc, options, compression=grpc.Compression.Gzip) as channel:
-            call = channel.unary_unary("/beamline.v1.Inference/Translate")
+            call: Any = channel.unary_unary("/beamline.v1.Inference/Translate")
             with pytest.raises(grpc.RpcError):  # the connection is there now
                 call(b"\xff", timeout=PATIENCE)
             memory, work = server.resident_bytes(), processor_seconds(server)
