@@ -155,7 +155,7 @@ class ModelLoader:
 
     def _fake(self, name: str, make: Callable[[Observe], ServedEngine]) -> ServedModel:
         statistics = Statistics()
-        engine = make(self._observers(name, name, 1, statistics))
+        engine = make(self._metrics.observer(name, name, "1", statistics))
         tokenizer = ByteTokenizer()
         return self._served(engine, tokenizer, tokenizer, ModelSettings(), engine.manifest, statistics, name)
 
@@ -165,7 +165,7 @@ class ModelLoader:
         before = resident_bytes()
         verify(folder, manifest)
         statistics = Statistics()
-        observe = self._observers(label, manifest.name, manifest.version, statistics)
+        observe = self._metrics.observer(label, manifest.name, str(manifest.version), statistics)
         if isinstance(manifest, PooledManifest):
             return self._load_pooled(folder, manifest, settings, observe, statistics, label)
         adjusted = apply(settings, manifest, folder.parent / SETTINGS_FILE)
@@ -201,15 +201,6 @@ class ModelLoader:
     def has_it_now(self, label: str, model: ServedModel | None) -> None:
         """Whose metrics these are before its first step. None: what was counted stays, what steps measure is over."""
         self._metrics.slots.labels(label).set(0 if model is None else model.slots)
-
-    def _observers(self, label: str, name: str, version: int, statistics: Statistics) -> Observe:
-        count = self._metrics.observer(label, name, str(version))
-
-        def observe(step: StepStats) -> None:
-            count(step)
-            statistics.observe(step)
-
-        return observe
 
     def _observe_host_time(self, manifest: AnyManifest, statistics: Statistics) -> ObserveHostTime:
         name, version = manifest.name, str(manifest.version)

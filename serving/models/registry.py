@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from beamline.serving.contract.call import current_call
 from beamline.serving.errors import InvalidRequest, ModelNotFound, ModelUnavailable
 from beamline.serving.text.generator import Generator
 from beamline.serving.text.pooled import PooledModel
@@ -120,6 +121,7 @@ class Models:
     @contextmanager
     def _used(self, served: _Served) -> Iterator[None]:
         served.calls += 1
+        current_call().answered_by(served.model.card.name)
         began, answered = time.monotonic(), False
         try:
             yield

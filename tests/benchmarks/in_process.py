@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000, help="the first so many (%(default)s)")
     parser.add_argument("--beam", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--slots", type=int, default=0, help="of ours; 0: as it is loaded by default")
     parser.add_argument("--rounds", type=int, default=5, help="of each, in turn (%(default)s)")
     parser.add_argument("--cache", type=Path, default=ROOT / ".bench", help="where CTranslate2's model is kept")
     options = parser.parse_args()
@@ -93,7 +94,9 @@ def _worker(name: str, source: Path, out: Path, options: argparse.Namespace) -> 
     common = (source, out, str(options.beam), str(options.threads))
     if name == OURS:
         model = ROOT / "model_repo" / "en-de"
-        return worker(sys.executable, "-m", "tests.benchmarks.peers.beamline_rounds", model, *common)
+        return worker(
+            sys.executable, "-m", "tests.benchmarks.peers.beamline_rounds", model, *common, str(options.slots)
+        )
     python = python_of("ctranslate2")
     model = shape.reference_for_ctranslate2(options.cache, CHECKPOINT, python)
     pieces = CHECKPOINT / "spm.model"

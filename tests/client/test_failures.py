@@ -33,8 +33,9 @@ from beamline.errors import (
     Unimplemented,
 )
 from beamline.protos import beamline_pb2_grpc
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.client.callers import Refusal, Scripted, SyncCaller, scripted, texts
 from tests.client.conftest import MakeCaller
@@ -83,6 +84,26 @@ class TestDeadlinesAndCancellation:
             pieces = await client.pieces("generate_stream", "A long prompt that is echoed", first=1)
             assert len(pieces) == 1
             await engine.until(lambda _: len(engine.cancelled) == 1)
+
+    async def test_a_closed_synchronous_stream_is_cancelled_at_once(self) -> None:
+        """Not only when the garbage collector comes to the call: here the call is kept."""
+        engine = GatedEngine(gate=True)
+        async with serving(engine) as server:
+            with Client(server.grpc_address) as client:
+                kept: list[Any] = []
+                opened = client._channel.unary_stream
+
+                def keeping(*arguments: Any) -> Any:
+                    method = opened(*arguments)
+                    return lambda *given, **options: kept.append(method(*given, **options)) or kept[-1]
+
+                client._channel.unary_stream = keeping  # type: ignore[method-assign]
+                engine.permit(4)
+                stream = client.generate_stream("A long prompt that is echoed")
+                await asyncio.to_thread(next, stream)
+                stream.close()
+                await engine.until(lambda _: len(engine.cancelled) == 1)
+                assert kept[0].cancelled()
 
     async def test_a_cancelled_task_cancels_its_stream(self) -> None:
         engine = EngineDouble(held=True)

@@ -13,8 +13,9 @@ import trustme
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.cli import Loader, main
 from beamline.serving.commands import models, translate
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
 from tests.serving.doubles import EngineDouble, connected, eventually, running
