@@ -85,7 +85,7 @@ class TestDeadlinesAndCancellation:
             assert len(pieces) == 1
             await engine.until(lambda _: len(engine.cancelled) == 1)
 
-    async def test_a_closed_synchronous_stream_is_cancelled_at_once(self) -> None:
+    async def test_a_closed_synchronous_stream_is_cancelled_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not only when the garbage collector comes to the call: here the call is kept."""
         engine = GatedEngine(gate=True)
         async with serving(engine) as server:
@@ -94,10 +94,15 @@ class TestDeadlinesAndCancellation:
                 opened = client._channel.unary_stream
 
                 def keeping(*arguments: Any) -> Any:
-                    method = opened(*arguments)
-                    return lambda *given, **options: kept.append(method(*given, **options)) or kept[-1]
+                    method: Any = opened(*arguments)
 
-                client._channel.unary_stream = keeping  # type: ignore[method-assign]
+                    def call(*given: Any, **options: Any) -> Any:
+                        kept.append(method(*given, **options))
+                        return kept[-1]
+
+                    return call
+
+                monkeypatch.setattr(client._channel, "unary_stream", keeping)
                 engine.permit(4)
                 stream = client.generate_stream("A long prompt that is echoed")
                 await asyncio.to_thread(next, stream)
