@@ -21,7 +21,9 @@ from tests.support.processes import PATIENCE, ROOT, beamline, environment
 
 THE_PAGES_OWN = "this page's"  # the mark of a block that asks the server that the page has started
 
-_CLIENTS = re.compile(r"\bbeamline (translate|generate|score|classify|embed|eval|loadtest)\b(?! compare)(?!.*--target)")
+_CLIENTS = re.compile(
+    r"\bbeamline (translate|generate|score|classify|embed|eval|loadtest)\b(?! compare)(?!.*--(?:target|repo))"
+)
 _SERVE = re.compile(r"\bbeamline serve\b")
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 
