@@ -89,7 +89,13 @@ class Server:
         connections = share_descriptors(config.max_connections)
         limits = ConnectionLimits(connections.operators)
         self._metrics_http = HttpServer(
-            config.host, config.metrics_port, None, limits, guard.count_refusal, write_seconds
+            config.host,
+            config.metrics_port,
+            None,
+            limits,
+            guard.count_refusal,
+            write_seconds,
+            option="--metrics-port",
         )
         self._grpc = GrpcServer(
             config.host,
@@ -116,7 +122,8 @@ class Server:
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle, self._workers)
         if self._gateway is not None:
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes, write_seconds)
+            largest = (config.max_message_bytes, config.text.max_inputs)
+            app = gateway_app(inference, models, self.lifecycle, guard, *largest, write_seconds)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,

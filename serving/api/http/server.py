@@ -65,6 +65,7 @@ class HttpServer:
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         refused: Refused = lambda reason: None,
         write_seconds: float | None = None,
+        option: str = "--http-port",
     ) -> None:
         """`write_seconds`: how long a response may wait for its reader."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -74,7 +75,10 @@ class HttpServer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
+            raise BeamlineError(
+                f"the HTTP server can't listen on {host}:{port}: {error.strerror}: choose another {option} "
+                "(0: any free one) or --host"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls
         self._limits = limits
