@@ -100,7 +100,10 @@ class GrpcServer:
                 else self._server.add_secure_port(address, tls.grpc_credentials())
             )
         except RuntimeError as error:
-            raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
+            raise BeamlineError(
+                f"the gRPC server can't listen on {address}: another process has the port, or the address is not this "
+                "machine's: choose another --grpc-port (0: any free one) or --host"
+            ) from error
 
     async def start(
         self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager
