@@ -22,6 +22,8 @@ FOREIGN = {
     "--time",
     "--index-url",  # pip
     "--model-control-mode",  # Triton
+    *("--output_dir", "--quantization", "--vocab_mapping", "--copy_files", "--force"),  # CTranslate2
+    *("--revision", "--load_as_float16", "--low_cpu_mem_usage", "--activation_scales", "--trust_remote_code"),
 }
 # Folders in which a name with a slash must be a file.
 FOLDERS = (
