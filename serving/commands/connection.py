@@ -24,3 +24,13 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
 
 def credentials_of(args: argparse.Namespace) -> Credentials:
     return Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+
+
+def add_languages(parser: argparse.ArgumentParser) -> None:
+    what = "for a model that knows several: as its checkpoint writes it, or as BCP-47 does"
+    parser.add_argument("--source-language", default="", metavar="CODE", help=what)
+    parser.add_argument("--target-language", default="", metavar="CODE", help="the same")
+
+
+def languages_of(args: argparse.Namespace) -> dict[str, str]:
+    return {"source_language": args.source_language, "target_language": args.target_language}

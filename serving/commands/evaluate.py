@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.commands.client import FILE_BLOCK, FILE_WINDOW, CallFailed, Client
-from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.commands.connection import add_connection, add_languages, credentials_of, languages_of
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import BeamlineError
 from beamline.version import install_hint
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument("--output", type=Path, metavar="F", help="write the translations there")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_languages(parser)
     add_connection(parser)
 
 
@@ -98,7 +99,7 @@ def _translate(args: argparse.Namespace, target: str, sources: Sequence[str]) ->
         if args.beam is not None:
             options.beam_size = args.beam
         return pb.TranslateRequest(
-            model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options
+            model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options, **languages_of(args)
         )
 
     translations: list[str] = []

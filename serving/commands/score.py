@@ -9,7 +9,7 @@ from itertools import islice
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.commands.client import Client
-from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.serving.commands.connection import add_connection, add_languages, credentials_of, languages_of
 from beamline.serving.errors import BeamlineError
 
 HELP = "score texts with a running server: log-probability, perplexity and the text, by line"
@@ -20,6 +20,7 @@ _AT_ONCE = 32  # texts of one call
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="*", metavar="TEXT", help="default: lines from standard input")
     add_connection(parser)
+    add_languages(parser)
     parser.add_argument("--source", metavar="TEXT", help="what the texts translate, for a model that translates")
     parser.add_argument("--tokens", action="store_true", help="and a line for each token")
 
@@ -48,7 +49,11 @@ def _lines() -> Iterator[str]:
 def question(args: argparse.Namespace, texts: Sequence[str]) -> pb.ScoreRequest:
     sources = [] if args.source is None else [pb.Input(text=args.source)]
     return pb.ScoreRequest(
-        model=args.model, version=args.version, sources=sources, texts=[pb.Input(text=text) for text in texts]
+        model=args.model,
+        version=args.version,
+        sources=sources,
+        texts=[pb.Input(text=text) for text in texts],
+        **languages_of(args),
     )
 
 

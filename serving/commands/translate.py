@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.commands.client import CallFailed
+from beamline.serving.commands.connection import add_languages, languages_of
 from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
 from beamline.serving.errors import BeamlineError
 
@@ -18,6 +19,7 @@ HELP = "translate texts with a running server"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
+    add_languages(parser)
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
@@ -58,7 +60,9 @@ def question(args: argparse.Namespace, line: str) -> pb.TranslateRequest:
     if args.nbest is not None:
         options.num_hypotheses = args.nbest
     options.split_sentences = not args.no_split and args.nbest in (None, 1)
-    return pb.TranslateRequest(model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options)
+    return pb.TranslateRequest(
+        model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options, **languages_of(args)
+    )
 
 
 def shown(answer: pb.Translation | CallFailed | None, scores: bool) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest, Vocabulary
+from beamline.serving.contract.manifest import DecodingDefaults, Languages, Limits, Manifest, Vocabulary
 
 
 class Tokenizer(Protocol):
@@ -40,6 +40,7 @@ class ModelCard:
     feature_width: int = 0  # it reads vectors of so many values; 0: text
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    languages: Languages | None = None  # where a request chooses them by tokens
     translates: bool = True  # it has a source; else it continues a prompt
     most_entries: int | None = None  # of the cache, for one request; None: as many as its limits can need
     chat_template: str | None = None
@@ -57,6 +58,7 @@ def card_of(manifest: Manifest) -> ModelCard:
         feature_width=manifest.feature_width,
         source_languages=manifest.source_languages,
         target_languages=manifest.target_languages,
+        languages=manifest.languages,
         translates=manifest.task == "translate",
         chat_template=manifest.chat_template,
         bos_token=manifest.bos_token,

@@ -12,6 +12,7 @@ from beamline.serving.contract.backend import REPORTED
 from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.languages import Direction
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 Options = pb.DecodingOptions | pb.GenerationOptions
@@ -90,9 +91,18 @@ def time_limit(asked: Options) -> float | None:
 _SHORTEST = 2
 
 
-def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> DecodingOptions:
+def decoding_options(
+    asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer, direction: Direction | None = None
+) -> DecodingOptions:
+    """`direction`: what the request's languages mean, for a model that knows several."""
     defaults, limits = card.defaults, card.limits
+    forced_bos_id, start_id = defaults.forced_bos_id, None
+    if direction is not None:
+        start_id = direction.start_id
+        forced_bos_id = forced_bos_id if direction.forced_bos_id is None else direction.forced_bos_id
     prefix = _prefix(asked, card, target)
+    if prefix and forced_bos_id is not None:
+        prefix = (forced_bos_id, *prefix)  # the text comes behind what every translation begins with
     beam_size = whole(asked, "beam_size", defaults.beam_size, 1, limits.max_beam_size)
     max_length = whole(asked, "max_length", defaults.max_length, _SHORTEST, limits.max_target_length)
     if max_length < len(prefix) + _SHORTEST:
@@ -114,7 +124,8 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
         repetition_penalty=real(asked, "repetition_penalty", defaults.repetition_penalty, *REPETITION_PENALTY),
         bad_words=defaults.bad_words,
         suppress_tokens=suppress_tokens(asked, card),
-        forced_bos_id=defaults.forced_bos_id,
+        forced_bos_id=forced_bos_id,
+        start_id=start_id,
         forced_eos_id=defaults.forced_eos_id,
         prefix=prefix,
         time_limit=time_limit(asked),
