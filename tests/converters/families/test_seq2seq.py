@@ -173,6 +173,14 @@ def language_options(model: ConvertedSeq2Seq, number: int) -> dict[str, Any]:
     return {name: index for name, index in forced.items() if index is not None}
 
 
+def start_of(model: ConvertedSeq2Seq, number: int) -> int:
+    """The language, where a model begins with that."""
+    languages = model.manifest.languages
+    if languages is None or languages.target_place != "start":
+        return model.manifest.vocabulary.start_id
+    return languages.target[number % len(languages.target)].id
+
+
 def check(model: ConvertedSeq2Seq, beams: int, lengths: tuple[int, ...], stagger: int, **given: Any) -> None:
     """One request for each length, all in one batch, against `generate` one by one."""
     sources = some_sources(model.manifest, lengths, seed=beams)
