@@ -26,7 +26,7 @@ class Connections:
 
 
 def share_descriptors(maximum: int | None = None) -> Connections:
-    """Raises the soft limit as far as the process may. `maximum` is the operator's own, for gRPC and for the gateway."""
+    """Raises the soft limit as far as the process may. `maximum` is the operator's, for gRPC and for the gateway."""
     free = _limit() - _in_use() - _KEPT
     operators = max(_FEWEST, min(_MOST_FOR_OPERATORS, free // 8))
     each = max(_FEWEST, (free - operators) // 2)

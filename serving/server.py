@@ -88,7 +88,12 @@ class Server:
         tls = None if config.tls is None else ServerTls(config.tls)
         connections = share_descriptors(config.max_connections)
         self._metrics_http = HttpServer(
-            config.host, config.metrics_port, None, ConnectionLimits(connections.operators), guard.count_refusal
+            config.host,
+            config.metrics_port,
+            None,
+            ConnectionLimits(connections.operators),
+            guard.count_refusal,
+            option="--metrics-port",
         )
         self._grpc = GrpcServer(
             config.host,
@@ -113,7 +118,8 @@ class Server:
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
+            largest = (config.max_message_bytes, config.text.max_inputs)
+            app = gateway_app(inference, models, self.lifecycle, guard, *largest)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,
@@ -169,8 +175,8 @@ class Server:
         self._rescan = asyncio.create_task(self.manager.refresh_all())
 
     async def leave(self) -> None:
-        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all the
-        same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
+        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all
+        the same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
         self.lifecycle.phase = Phase.LEAVING
         if self._grpc is not None:
             await self._grpc.report_not_serving()

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"follow changes in the repository, looking every S seconds ({_WATCH_SECONDS:g})",
     )
-    parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
+    parser.add_argument("--host", type=host, default=config.host, help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prefix-cache-mib",
-        type=int,
+        type=none_or_more,
         default=config.prefix_cache_bytes // MIB,
         metavar="N",
         help="prompts that a language model remembers; 0: none (%(default)s)",
@@ -106,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=config.drain_delay_seconds,
         metavar="S",
-        help="after SIGTERM, fail health checks for so long before calls are refused; Ctrl-C does not wait (%(default)s)",
+        help="after SIGTERM, fail health checks for so long before calls are refused; not after Ctrl-C (%(default)s)",
     )
     parser.add_argument(
         "--drain-seconds",
@@ -187,48 +188,62 @@ def _tls_of(args: argparse.Namespace) -> TlsFiles | None:
     return TlsFiles(args.tls_cert, args.tls_key, args.tls_client_ca)
 
 
-def port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is no port: 0 to 65535")
+def _whole(text: str, lowest: int, highest: int | None = None) -> int:
+    allowed = f"a whole number from {lowest} on" if highest is None else f"a whole number from {lowest} to {highest}"
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be {allowed}") from None
+    if value < lowest or (highest is not None and value > highest):
+        raise argparse.ArgumentTypeError(f"it is {value}; it must be {allowed}")
     return value
+
+
+def _real(text: str, lowest: float, highest: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be {what}") from None
+    if not lowest <= value <= highest:
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be {what}")
+    return value
+
+
+def port(text: str) -> int:
+    return _whole(text, 0, 65535)
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too small: at least 1")
-    return value
+    return _whole(text, 1)
+
+
+def none_or_more(text: str) -> int:
+    return _whole(text, 0)
+
+
+def host(text: str) -> str:
+    name, colon, number = text.rpartition(":")
+    if colon and number.isdigit() and ":" not in name:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be an address without a port: --host {name}")
+    return text.strip("[]")
 
 
 def slowdown(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= MOST_SLOWDOWN:
-        raise argparse.ArgumentTypeError(f"{text} is no slowdown: 1 to {MOST_SLOWDOWN:g}")
-    return value
+    return _real(text, 1, MOST_SLOWDOWN, f"a number from 1 to {MOST_SLOWDOWN:g}")
 
 
 def duration(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no duration")
-    return value
+    return _real(text, 0, sys.float_info.max, "a number, 0 or more")
 
 
 def limit(text: str) -> float | None:
     if text == "none":
         return None
-    try:
-        return duration(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no limit: seconds, or none") from None
+    return _real(text, 0, sys.float_info.max, "a number of seconds, or none")
 
 
 def interval(text: str) -> float:
-    value = duration(text)
-    if value < 0.05:
-        raise argparse.ArgumentTypeError(f"{text} is too short: at least 0.05")
-    return value
+    return _real(text, 0.05, sys.float_info.max, "a number of seconds, at least 0.05")
 
 
 def config_of(args: argparse.Namespace) -> ServeConfig:
@@ -266,7 +281,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_slots=args.max_slots,
         max_queue=args.max_queue,
         share_prefix_cache=args.share_prefix_cache,
-        prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,
+        prefix_cache_bytes=args.prefix_cache_mib * MIB,
         prompt_slowdown=args.prompt_slowdown,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import ManifestError
 
 FORMAT_VERSION = 1
@@ -298,8 +299,4 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'manifest'}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise ManifestError(f"{path} is not a valid manifest: {problems}") from error
+        raise ManifestError(f"{path} is not a valid manifest: {sentence_of(error, 'the manifest')}") from error

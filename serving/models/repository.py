@@ -62,6 +62,12 @@ def scan(root: Path) -> Repository:
         folders = list(_subfolders(root))
     except OSError as error:
         raise ModelError(f"the model repository {root} can't be read: {error.strerror}") from error
+    if (root / MANIFEST_FILE).is_file():
+        raise ModelError(
+            f"{root} is a version of a model, and not a repository: give --repo {root.absolute().parents[1]}"
+        )
+    if any((folder / MANIFEST_FILE).is_file() for folder in folders if _VERSION.fullmatch(folder.name)):
+        raise ModelError(f"{root} is a model, and not a repository of models: give --repo {root.absolute().parent}")
     for folder in folders:
         versions: list[ModelVersion] = []
         entries = 0

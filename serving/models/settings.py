@@ -34,6 +34,7 @@ from beamline.serving.contract.manifest import (
     Precision,
     StateKind,
 )
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import ModelError
 
 SETTINGS_FILE = "serving.toml"
@@ -78,7 +79,7 @@ def read_settings(folder: Path) -> ModelSettings:
     try:
         return ModelSettings.model_validate(content)
     except ValidationError as error:
-        raise ModelError(f"{path} is wrong: {_sentence(error)}") from error
+        raise ModelError(f"{path} is wrong: {sentence_of(error)}") from error
 
 
 def _refuse_unknown(path: Path, table: str, content: dict[str, Any], known: Sequence[str]) -> None:
@@ -142,18 +143,9 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
     try:
         return type(manifest).model_validate({**manifest.model_dump(), "defaults": merged})
     except ValidationError as error:
-        raise ModelError(f"{path} does not fit version {manifest.version}: {_sentence(error)}") from error
+        raise ModelError(f"{path} does not fit version {manifest.version}: {sentence_of(error)}") from error
 
 
 def stored_precision(manifest: Manifest) -> Precision:
     kept = [tensor.dtype for tensor in manifest.state if tensor.kind is not StateKind.MEMORY]
     return "float16" if "float16" in kept else manifest.precision
-
-
-def _sentence(error: ValidationError) -> str:
-    return "; ".join(f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors())
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """Without the names of a union's members, which mean nothing to a reader."""
-    return ".".join(str(part) for part in location if "[" not in str(part)) or "it"

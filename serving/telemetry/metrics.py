@@ -117,7 +117,7 @@ class Metrics:
         return self.negotiated("")[0]
 
     def negotiated(self, accept: str) -> tuple[bytes, str]:
-        """In the format that a scraper accepts, by its header: Prometheus's text or OpenMetrics; and its content type."""
+        """In the format that a scraper's header accepts: Prometheus's text or OpenMetrics; and its content type."""
         encode, content_type = choose_encoder(accept)
         ours = encode(self.registry)
         if content_type.startswith("application/openmetrics-text"):

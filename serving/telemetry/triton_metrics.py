@@ -91,8 +91,8 @@ class TritonMetrics:
             return self._values[model, version][family]
 
     def exposition(self, open_metrics: bool = False) -> bytes:
-        """In Prometheus's text format, or in OpenMetrics. There a counter's name must end with _total, so that these, whose
-        names are Triton's, have no type."""
+        """In Prometheus's text format, or in OpenMetrics. There a counter's name must end with _total, so that
+        these, whose names are Triton's, have no type."""
         with self._lock:
             values = {labels: dict(found) for labels, found in self._values.items()}
         lines = []

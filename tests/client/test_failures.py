@@ -85,6 +85,31 @@ class TestDeadlinesAndCancellation:
             assert len(pieces) == 1
             await engine.until(lambda _: len(engine.cancelled) == 1)
 
+    async def test_a_closed_synchronous_stream_is_cancelled_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not only when the garbage collector comes to the call: here the call is kept."""
+        engine = GatedEngine(gate=True)
+        async with serving(engine) as server:
+            with Client(server.grpc_address) as client:
+                kept: list[Any] = []
+                opened = client._channel.unary_stream
+
+                def keeping(*arguments: Any) -> Any:
+                    method: Any = opened(*arguments)
+
+                    def call(*given: Any, **options: Any) -> Any:
+                        kept.append(method(*given, **options))
+                        return kept[-1]
+
+                    return call
+
+                monkeypatch.setattr(client._channel, "unary_stream", keeping)
+                engine.permit(4)
+                stream = client.generate_stream("A long prompt that is echoed")
+                await asyncio.to_thread(next, stream)
+                stream.close()
+                await engine.until(lambda _: len(engine.cancelled) == 1)
+                assert kept[0].cancelled()
+
     async def test_a_cancelled_task_cancels_its_stream(self) -> None:
         engine = EngineDouble(held=True)
         async with running(engine) as server, AsyncClient(server.grpc_address) as client:
@@ -240,7 +265,7 @@ class TestWhatIsThere:
             await caller("127.0.0.1:1", retries=1)("translate", "a")
         assert str(found.value) == (
             "nothing answers at 127.0.0.1:1: start a server with `beamline serve`, "
-            'or say where it is (Client("HOST:PORT") or BEAMLINE_TARGET)'
+            "or say where it is (target, --target or BEAMLINE_TARGET)"
         )
         with pytest.raises(Unavailable, match="nothing answers"):
             await caller("127.0.0.1:1", retries=0).pieces("translate_stream", "a")
@@ -282,6 +307,11 @@ class TestTarget:
         with pytest.raises(BeamlineError, match=r"BEAMLINE_TARGET is .*HOST:PORT"):
             AsyncClient()
 
+    @pytest.mark.parametrize("wrong", ["localhost:x", "localhost:99999", "localhost:"])
+    def test_a_port_is_a_number(self, wrong: str) -> None:
+        with pytest.raises(BeamlineError, match="its port must be a number from 1 to 65535"):
+            Client(wrong)
+
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
@@ -319,7 +349,7 @@ class TestCredentials:
             client = caller(local(server), token=token, **options)
             assert (await client("translate", "a")).text == "a"
             assert texts(await client.pieces("translate_stream", "a")) == ["a"]
-            with pytest.raises(Unauthenticated, match=r"wants a bearer token.*Client\(token="):
+            with pytest.raises(Unauthenticated, match=r"wants a bearer token.*here: token="):
                 await caller(local(server), **options)("translate", "a")
             with pytest.raises(Unavailable, match="give client_cert and client_key"):
                 await caller(local(server), tls=ca, token=token, retries=0)("translate", "a")
@@ -339,7 +369,7 @@ class TestCredentials:
             with pytest.raises(Misconnected, match="for another name than the target's"):
                 await caller(target.replace("localhost", "127.0.0.1"), tls=ca)("models")
         async with running(EngineDouble(), host="localhost") as server:
-            with pytest.raises(Misconnected, match="does not talk TLS: leave tls away"):
+            with pytest.raises(Misconnected, match=r"does not talk TLS: leave tls \(--tls-ca\) away"):
                 await caller(local(server), tls=ca)("models")
 
     async def test_nothing_but_the_exception_is_said(self, tmp_path: Path) -> None:

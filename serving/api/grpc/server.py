@@ -47,7 +47,7 @@ def _connection_age(seconds: float) -> list[tuple[str, int]]:
 
 
 def _keepalive(seconds: float) -> list[tuple[str, int]]:
-    """A connection on which nothing has come for so long is asked if anybody is there. The library ends it by the second
+    """A connection on which nothing has come for so long is asked if anybody is there. grpcio ends it by the second
     option; the one that is called keepalive_timeout does not end it before a minute is over (seen with grpcio 1.85)."""
     milliseconds = int(1000 * seconds)
     return [
@@ -100,7 +100,10 @@ class GrpcServer:
                 else self._server.add_secure_port(address, tls.grpc_credentials())
             )
         except RuntimeError as error:
-            raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
+            raise BeamlineError(
+                f"the gRPC server can't listen on {address}: another process has the port, or the address is not this "
+                "machine's: choose another --grpc-port (0: any free one) or --host"
+            ) from error
 
     async def start(
         self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager

@@ -191,9 +191,9 @@ def address_of(request: Request) -> str:
 
 
 def _check_origin(headers: Mapping[str, str]) -> None:
-    """Keeps web pages of other servers from using their visitors' access to this one. A browser asks before it sends JSON
-    to another server, and is never told that it may; but a form, or what pretends to be one, it sends unasked. So that
-    is taken only from what is no browser, as `curl -d` sends it."""
+    """Keeps web pages of other servers from using their visitors' access to this one. A browser asks before it sends
+    JSON to another server, and is never told that it may; but a form, or what pretends to be one, it sends unasked. So
+    that is taken only from what is no browser, as `curl -d` sends it."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         return

@@ -63,6 +63,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         refused: Refused = lambda reason: None,
+        option: str = "--http-port",
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -71,7 +72,10 @@ class HttpServer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
+            raise BeamlineError(
+                f"the HTTP server can't listen on {host}:{port}: {error.strerror}: choose another {option} "
+                "(0: any free one) or --host"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls
         self._limits = limits

@@ -38,7 +38,8 @@ def test_defaults_are_those_of_the_config() -> None:
 def test_every_option_arrives() -> None:
     line = (
         "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
-        "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 --drain-delay 7 --keepalive-seconds 13 --max-connections 11 --max-connections-per-address 12 "
+        "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 --drain-delay 7 "
+        "--keepalive-seconds 13 --max-connections 11 --max-connections-per-address 12 "
         "--fake-step-ms 2.5 --fake-slots 7 "
         "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
         "--prompt-slowdown 4 "
@@ -117,6 +118,27 @@ def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         parsed("--fake", *line.split())
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--grpc-port abc", "it is 'abc'; it must be a whole number from 0 to 65535"),
+        ("--max-slots 0", "it is 0; it must be a whole number from 1 on"),
+        ("--drain-seconds soon", "it is 'soon'; it must be a number of seconds, or none"),
+        ("--host 127.0.0.1:9", "it must be an address without a port: --host 127.0.0.1"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(
+    line: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--fake", *line.split())
+    assert capsys.readouterr().err.endswith(f"{sentence}\n")
+
+
+def test_an_address_of_version_six_is_one() -> None:
+    assert parsed("--fake", "--host", "::1").host == parsed("--fake", "--host", "[::1]").host == "::1"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""HTTP calls of which only half arrives, or whose client or server goes away meanwhile."""
+"""HTTP calls that arrive in half or in a wrong way, or whose client or server goes away meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, eventually, running
 
 ONE = {"inputs": [{"text": "a"}]}
-HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
 BODY = json.dumps(ONE)
+HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
 CHUNKED = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
 
 
 def whole(accept: str) -> bytes:
-    body = json.dumps(ONE)
-    head = f"POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: {accept}\r\ncontent-length: {len(body)}"
-    return f"{head}\r\n\r\n{body}".encode()
+    head = f"POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: {accept}\r\ncontent-length: {len(BODY)}"
+    return f"{head}\r\n\r\n{BODY}".encode()
 
 
 @asynccontextmanager
