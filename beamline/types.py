@@ -109,7 +109,8 @@ class ChatOptions(GenerateOptions, total=False):
 
 
 class ScoreOptions(CallOptions, total=False):
-    pass
+    source_language: str  # as in TranslateOptions
+    target_language: str
 
 
 class ClassifyOptions(CallOptions, total=False):

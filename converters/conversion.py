@@ -86,6 +86,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         activations of an int8 model get fixed scales."""
         if typical and precision != "int8":
             raise ConversionError(f"there is nothing to calibrate in {precision}: that is for --precision int8")
+        free_version(name, repository, version)  # refused before the work begins
         advance("load")
         loaded = self.load()
         advance("check")

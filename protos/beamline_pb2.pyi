@@ -362,16 +362,20 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., model: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "version", "sources", "texts")
+    __slots__ = ("model", "version", "sources", "texts", "source_language", "target_language")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     sources: _containers.RepeatedCompositeFieldContainer[Input]
     texts: _containers.RepeatedCompositeFieldContainer[Input]
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., texts: _Optional[_Iterable[_Union[Input, _Mapping]]] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., texts: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("model", "version", "scores")

@@ -142,6 +142,8 @@ class DecodingDefaults(Record):
     forced_eos_id: Id | None = None  # produced at the length limit, whatever the model says
     # Of decoder-only models; max_length counts the prompt, this only what is generated. None: up to the limit.
     max_new_tokens: int | None = Field(default=None, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
+    stop: tuple[str, ...] = ()  # strings before which an answer ends
     temperature: float = Field(default=0.0, ge=0)  # 0: greedy or beam search, no sampling
     top_k: int = Field(default=0, ge=0)  # 0: off
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -171,6 +173,7 @@ class Manifest(Record):
     chat_template: str | None = None  # Jinja, as Hugging Face tokenizers have it
     bos_token: str = ""  # what the chat template may name
     eos_token: str = ""
+    special_tokens: dict[str, str] = Field(default_factory=dict)  # the others that it may name: pad_token, unk_token
     description: str = ""
     created_with: dict[str, str] = Field(default_factory=dict)  # versions of what converted it
 

@@ -349,7 +349,7 @@ class Engine:
             return self._finish(slot, error, Outcome.FAILED)
         try:
             if request.search.options.return_alignment:
-                start = self.manifest.vocabulary.start_id
+                start = request.search.start_token
                 hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
         except Exception:
             log.exception("aligning request %d failed", request.id)

@@ -43,9 +43,7 @@ class Generator:
         self._workers = workers
         self._observe = observe
         self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, workers, observe)
-        self._chat = (
-            ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
-        )
+        self._chat = ChatTemplate(card.chat_template, card.special_tokens) if card.chat_template is not None else None
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         return await self._scorer.score(request, deadline)
@@ -131,7 +129,7 @@ class Generator:
     async def _open(self, request: pb.GenerateRequest, prepared: Request, deadline: float | None) -> list[Answer]:
         """The answers to a prompt, which hold its echo where that was asked for."""
         assert prepared.options is not None
-        prompt, stops = prepared.source, stop_strings(request.options)
+        prompt, stops = prepared.source, stop_strings(request.options, self.card.defaults)
         answers = [
             Answer(index, self._tokenizer, prompt, stops, request.options)
             for index in range(prepared.options.num_hypotheses)

@@ -12,6 +12,7 @@ from beamline.serving.contract.backend import REPORTED
 from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.languages import Direction
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 Options = pb.DecodingOptions | pb.GenerationOptions
@@ -90,9 +91,18 @@ def time_limit(asked: Options) -> float | None:
 SHORTEST = 2
 
 
-def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> DecodingOptions:
+def decoding_options(
+    asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer, direction: Direction | None = None
+) -> DecodingOptions:
+    """`direction`: what the request's languages mean, for a model that knows several."""
     defaults, limits = card.defaults, card.limits
+    forced_bos_id, start_id = defaults.forced_bos_id, None
+    if direction is not None:
+        start_id = direction.start_id
+        forced_bos_id = forced_bos_id if direction.forced_bos_id is None else direction.forced_bos_id
     prefix = _prefix(asked, card, target)
+    if prefix and forced_bos_id is not None:
+        prefix = (forced_bos_id, *prefix)  # the text comes behind what every translation begins with
     beam_size = whole(asked, "beam_size", defaults.beam_size, 1, limits.max_beam_size)
     max_length = whole(asked, "max_length", defaults.max_length, SHORTEST, limits.max_target_length)
     if max_length < len(prefix) + SHORTEST:
@@ -114,7 +124,8 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
         repetition_penalty=real(asked, "repetition_penalty", defaults.repetition_penalty, *REPETITION_PENALTY),
         bad_words=defaults.bad_words,
         suppress_tokens=suppress_tokens(asked, card),
-        forced_bos_id=defaults.forced_bos_id,
+        forced_bos_id=forced_bos_id,
+        start_id=start_id,
         forced_eos_id=defaults.forced_eos_id,
         prefix=prefix,
         time_limit=time_limit(asked),
@@ -175,11 +186,13 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         )
     temperature = _temperature(asked, defaults.temperature)
     beam_size, answers = _width(asked, card, temperature)
-    default = min(defaults.max_new_tokens or room, room)
+    default = min(_default_length(asked, defaults, prompt_length, room), room)
     if card.most_entries is not None:  # a default gives way; a length that was asked for is refused by the engine
         default = max(1, min(default, (card.most_entries - prompt_length) // beam_size))
     max_tokens = whole(asked, "max_tokens", default, 1, room)
     min_tokens = asked.min_tokens
+    if not asked.HasField("min_tokens"):  # a default gives way
+        min_tokens = min(max(defaults.min_new_tokens, defaults.min_length - prompt_length, 0), max_tokens)
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is {min_tokens}; it may be up to max_tokens, which is {max_tokens} here")
     return DecodingOptions(
@@ -196,6 +209,7 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         repetition_penalty=real(asked, "repetition_penalty", defaults.repetition_penalty, *REPETITION_PENALTY),
         bad_words=defaults.bad_words,
         suppress_tokens=suppress_tokens(asked, card),
+        forced_eos_id=None if asked.ignore_eos or temperature > 0 else defaults.forced_eos_id,
         time_limit=time_limit(asked),
         temperature=temperature,
         top_k=whole(asked, "top_k", defaults.top_k, 0, TOP_K),
@@ -207,6 +221,19 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         logit_bias=_logit_bias(asked, card),
         top_log_probs=whole(asked, "top_log_probs", 0, 0, min(REPORTED, card.vocabulary.target_size)),
     )
+
+
+def _default_length(asked: pb.GenerationOptions, defaults: DecodingDefaults, prompt_length: int, room: int) -> int:
+    """Of an answer: `max_new_tokens` of the checkpoint, or else what its `max_length` leaves behind the prompt."""
+    if defaults.max_new_tokens or asked.HasField("max_tokens"):
+        return defaults.max_new_tokens or room
+    left = defaults.max_length - prompt_length
+    if left < 1:
+        raise InvalidRequest(
+            f"the prompt has {prompt_length} tokens, and this model's default is a max_length of "
+            f"{defaults.max_length}, the prompt included: set max_tokens, up to {room}"
+        )
+    return left
 
 
 def _temperature(asked: pb.GenerationOptions, default: float) -> float:
@@ -231,7 +258,7 @@ def _top_p(asked: pb.GenerationOptions, default: float) -> float:
 def _width(asked: pb.GenerationOptions, card: ModelCard, temperature: float) -> tuple[int, int]:
     """How many rows are decoded, and how many of them are answers."""
     most = card.limits.max_beam_size
-    answers = whole(asked, "n", 1, 1, most)
+    answers = whole(asked, "n", _default_answers(asked, card.defaults, temperature), 1, most)
     if temperature > 0:
         if asked.beam_size > 1:
             raise InvalidRequest(
@@ -249,6 +276,16 @@ def _width(asked: pb.GenerationOptions, card: ModelCard, temperature: float) -> 
     return beam_size, answers
 
 
+def _default_answers(asked: pb.GenerationOptions, defaults: DecodingDefaults, temperature: float) -> int:
+    """As many as the checkpoint says, of the search that it says."""
+    if temperature > 0:
+        return defaults.num_hypotheses if defaults.temperature > 0 else 1
+    if asked.HasField("temperature") or defaults.temperature > 0:
+        return 1
+    beam_size = asked.beam_size if asked.HasField("beam_size") else defaults.beam_size
+    return max(1, min(defaults.num_hypotheses, beam_size))
+
+
 def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int, float], ...]:
     size = card.vocabulary.target_size
     if len(asked.logit_bias) > MAX_BIASED:
@@ -261,7 +298,9 @@ def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int
     return tuple(sorted(asked.logit_bias.items()))
 
 
-def stop_strings(asked: pb.GenerationOptions) -> tuple[str, ...]:
+def stop_strings(asked: pb.GenerationOptions, defaults: DecodingDefaults) -> tuple[str, ...]:
+    if not asked.stop:
+        return defaults.stop
     if len(asked.stop) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {MAX_STOPS} are allowed")
     for index, stop in enumerate(asked.stop):

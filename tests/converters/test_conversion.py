@@ -281,7 +281,7 @@ def test_versions_are_counted_on(reference_source: Path, tmp_path: Path) -> None
 @pytest.mark.usefixtures("quick_conversion")
 def test_the_certificate_says_which_versions_made_it(reference_source: Path, tmp_path: Path) -> None:
     converter_for(reference_source).convert("de", tmp_path)
-    recorded = json.loads((tmp_path / "de/1/parity.json").read_text())["versions"]
+    recorded = json.loads((tmp_path / "de/1/parity.json").read_text())["created_with"]
     assert recorded["beamline"] == beamline_version() != "unknown"
     assert recorded["torch"].startswith("2.")
 

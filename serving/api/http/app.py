@@ -26,6 +26,7 @@ from beamline.serving.errors import RequestError
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.text.model_card import ModelCard
 
 # A page may run its own script and ask its own server, and nothing else.
 _PAGE_HEADERS = {
@@ -124,7 +125,14 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
             "task": "translate" if card.translates else "generate",
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
+            "language_tags": _tags(card),
         }
+
+
+def _tags(card: ModelCard) -> dict[str, str]:
+    """BCP-47's, by the codes of a model that knows several languages."""
+    known = card.languages
+    return {} if known is None else {each.code: each.bcp47 for each in (*known.source, *known.target) if each.bcp47}
 
 
 def _page(name: str) -> Any:
