@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,23 @@ def item_bytes(dtype: str) -> int:
 
 def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Pitches(NamedTuple):
+    """How many bytes lie between the beginnings of two slots, and of two rows of a slot."""
+
+    slot: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Of a GPU, in bytes: what a model uses and holds on to, and what there is at all."""
+
+    used: int
+    reserved: int
+    free: int
+    total: int
 
 
 class Device(Protocol):
@@ -55,8 +72,19 @@ class Device(Protocol):
         """`rows` pieces of `nbytes`; the pitches say how far apart they are in the target and in the source. Target and
         source don't overlap."""
 
-    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
-        """As `copy`, but they may overlap."""
+    def relayout(
+        self,
+        address: int,
+        slots: int,
+        rows: int,
+        nbytes: int,
+        old: Pitches,
+        new: Pitches,
+        clear: Callable[[int | None], None] | None,
+    ) -> None:
+        """Each of the first `rows` rows of each slot keeps its first `nbytes` bytes, and lies elsewhere in the same
+        allocation. `clear` wipes what a slot did not have before, or, without a number, all slots; and is called so that
+        nothing is lost by it."""
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
         """Entry i of each row of the target becomes entry index[i] of the same row of the source; an entry has `entry`
@@ -79,7 +107,15 @@ class Gpu(Device, Protocol):
         """The point in the stream that all that was asked for so far leads to."""
 
     def wait(self, mark: Any) -> None:
-        """The only place where the host stands still."""
+        """Where the host stands still, once a step."""
+
+    def forget(self, mark: Any) -> None:
+        """Nobody will wait for it."""
+
+    def finish(self) -> None:
+        """Waits for all that was asked for, after a failure."""
+
+    def memory(self) -> MemoryUse: ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """What `work` asks for, as one piece that can be repeated (a CUDA graph); None where that can't be done. `work`

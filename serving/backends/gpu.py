@@ -98,8 +98,12 @@ class GpuBackend(SlotBackend):
         return StepOutputs(**{name: arrays[output] for name, output in self._seen.items() if output is not None})
 
     def forget_launches(self) -> None:
-        """Nobody will collect what was asked for: a step has failed."""
-        self._in_flight.clear()
+        """Nobody will collect what was asked for: a step has failed. What is still on its way reads and writes memory that
+        the next one will use, so it is waited for."""
+        while self._in_flight:
+            mark, _ = self._in_flight.popleft()
+            self._gpu.forget(mark)
+        self._gpu.finish()
 
     def _visible_next(self, launch: _Launch) -> dict[str, DeviceTensor]:
         names = [name for name in self._seen.values() if name is not None and _is_next(name)]
