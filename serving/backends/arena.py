@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import Device, DeviceTensor, Pitches, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.backends.device import SCRATCH_BYTES, Device, DeviceTensor, Pitches, TensorSpec, aligned, item_bytes, sizes_of
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 
@@ -73,6 +73,11 @@ class Arena:
         address = self._device.allocate(nbytes)
         weakref.finalize(self, self._device.free, address)
         return address
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a GPU needs at most to lay it out anew: of what is masked, part after part."""
+        return min(self.nbytes, max(SCRATCH_BYTES, self.nbytes // self.slots)) if self._masked else self.nbytes
 
     def tensor(self, batch: int) -> DeviceTensor:
         return DeviceTensor(self.address, self.spec.dtype, (batch, *self.layout.shape))

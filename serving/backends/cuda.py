@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import ALIGNMENT, MemoryUse, Pitches, aligned
+from beamline.serving.backends.device import ALIGNMENT, SCRATCH_BYTES, MemoryUse, Pitches, aligned
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 _KERNELS = Path(__file__).parent / "kernels" / "gather.ptx"
 _THREADS, _MOST_BLOCKS = 256, 1024
 _UPLOAD_BYTES = 2**20  # of each half of the pinned memory that uploads go through
-_SCRATCH_BYTES = 64 * 2**20  # for copies whose places overlap; what is larger is done in parts
 _NO_LIMIT = 2**64 - 1
 
 
@@ -218,7 +217,7 @@ class CudaDevice:
         each = rows * nbytes
         # Whoever clears everything in between needs all of it elsewhere; else parts, in an order in which none is
         # written to before it was read.
-        many = slots if clear is not None else max(1, min(slots, _SCRATCH_BYTES // each))
+        many = slots if clear is not None else max(1, min(slots, SCRATCH_BYTES // each))
         scratch = self._scratch_for(many * each)
         begins = range(0, slots, many)
         for begin in reversed(begins) if new.slot > old.slot else begins:
@@ -233,8 +232,7 @@ class CudaDevice:
         count = len(index)
         if count == 0 or rows == 0:
             return
-        if index.nbytes > self._index_bytes:
-            self._index, self._index_bytes = self._replaced(self._index, aligned(2 * index.nbytes)), 2 * index.nbytes
+        self.reserve(0, index.nbytes)
         self.upload(self._index, index)
         nbytes = count * entry
         scratch = self._scratch_for(rows * nbytes)
@@ -258,6 +256,11 @@ class CudaDevice:
         if nbytes > self._scratch_bytes:
             self._scratch, self._scratch_bytes = self._replaced(self._scratch, nbytes), nbytes
         return self._scratch
+
+    def reserve(self, scratch: int, index: int) -> None:
+        self._scratch_for(scratch)
+        if index > self._index_bytes:
+            self._index, self._index_bytes = self._replaced(self._index, aligned(index)), index
 
     def _replaced(self, old: int, nbytes: int) -> int:
         new = self.allocate(nbytes)

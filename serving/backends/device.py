@@ -19,6 +19,7 @@ from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
+SCRATCH_BYTES = 64 * 2**20  # of a GPU, for copies whose places overlap; what is larger is done in parts
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
 
@@ -96,6 +97,14 @@ class Device(Protocol):
 
 class Gpu(Device, Protocol):
     """A device with a stream of its own."""
+
+    waits: int  # how often the host stood still
+    copies: int  # that were asked for
+    copied_bytes: int
+
+    def reserve(self, scratch: int, index: int) -> None:
+        """Bytes that `relayout` and `gather` will need at most, and for the longest index: so they never fail for want of
+        memory."""
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Host memory that the device copies from and to while the host does something else."""

@@ -104,7 +104,7 @@ def open_session(
         if model is not None:
             for rewrite in rewrites:
                 model = rewrite(model)
-            folder = _where_weights_are(model, path.parent)
+            folder = where_weights_are(model, path.parent)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
             graph = model.SerializeToString()
         return ort.InferenceSession(
@@ -114,7 +114,7 @@ def open_session(
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
 
 
-def _where_weights_are(model: onnx.ModelProto, folder: Path) -> Path:
+def where_weights_are(model: onnx.ModelProto, folder: Path) -> Path:
     """The folder, links followed: to a graph that is given as bytes, the runtime reads no weights from elsewhere."""
     entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"]
     for entry in entries:

@@ -13,20 +13,26 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec
+from beamline.serving.backends.onnxruntime_cpu import Rewrite, where_weights_are
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ModelError
+from beamline.serving.rewrites.scatters import with_scatters_in_place
+from beamline.serving.rewrites.sizes import with_sizes_by_range
 
+# So that a step copies nothing that grows with the vocabulary, and waits for nothing.
+STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_place)
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
 _BREAKS_HALF = ("MatmulTransposeFusion",)
 
 
 class OnnxRuntimeCudaRunner:
     """`place` is where tensors are: cuda, or cpu in a test that runs the same code on host memory, where `launch` puts
-    a run into the order that a stream would give it."""
+    a run into the order that a stream would give it.
 
-    records = False  # the provider has CUDA graphs of its own, for one shape per session only
+    A step can be recorded as a CUDA graph, by us: it runs on our stream, its sizes are computed by the host when it is
+    recorded, and it copies nothing from pageable memory. The provider's own recording is for one shape per session."""
 
     def __init__(
         self,
@@ -39,6 +45,7 @@ class OnnxRuntimeCudaRunner:
         launch: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
         self.max_slots: int | None = None  # as many as fit
+        self.records = place == "cuda"
         self._launch = launch
         self._folder = folder
         self._manifest = manifest
@@ -78,7 +85,8 @@ class OnnxRuntimeCudaRunner:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
-            self._sessions[graph] = open_session(path, self._providers, self._place, without)
+            rewrites = STEP_REWRITES if graph == "step" else ()
+            self._sessions[graph] = open_session(path, self._providers, self._place, without, rewrites)
         return self._sessions[graph]
 
 
@@ -107,7 +115,13 @@ def provider_options(device: int, stream: int, options: Mapping[str, str] | None
     }
 
 
-def open_session(path: Path, providers: list[Any], place: str, without: Sequence[str] = ()) -> ort.InferenceSession:
+def open_session(
+    path: Path,
+    providers: list[Any],
+    place: str,
+    without: Sequence[str] = (),
+    rewrites: Sequence[Rewrite] = (),
+) -> ort.InferenceSession:
     """`without` are optimisations of ONNX Runtime's that are left out."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
@@ -120,14 +134,19 @@ def open_session(path: Path, providers: list[Any], place: str, without: Sequence
     else:
         settings.intra_op_num_threads = 1
     try:
+        model = onnx.load(path, load_external_data=False)
+        for rewrite in rewrites:
+            model = rewrite(model)
+        folder = where_weights_are(model, path.parent)
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
-            str(path), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
+            model.SerializeToString(), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
         )
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
-        _check_placement(path, session, said)
+        _check_placement(path, model, session, said)
     return session
 
 
@@ -141,7 +160,7 @@ def preload() -> str:
     return said.getvalue().strip()
 
 
-def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> None:
+def _check_placement(path: Path, model: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:
     """A graph of which a part would run on the CPU is refused, instead of being quietly slow."""
     if CUDA not in session.get_providers():
         raise ModelError(
@@ -151,7 +170,7 @@ def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> No
     placed = placement(session)
     if not any(node.on_cpu for node in placed):
         return
-    wrong = misplaced(onnx.load(path, load_external_data=False).graph, placed)
+    wrong = misplaced(model.graph, placed)
     if wrong:
         raise ModelError(
             f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "

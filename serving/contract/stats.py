@@ -28,6 +28,20 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """Of a GPU, since a model was loaded. Bytes are those at this moment."""
+
+    used_bytes: int  # by this model
+    reserved_bytes: int  # that it holds on to
+    free_bytes: int
+    steps: int
+    replayed: int  # of them, as a recorded CUDA graph
+    copies: int  # that the host asked for
+    copied_bytes: int
+    waits: int  # of the host
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     slots: int
     active: int  # requests that took part in this step

@@ -41,7 +41,7 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.stream = 0
-        self.waits = 0
+        self.waits = self.copies = self.copied_bytes = 0
         self.recorded = 0
         self.replayed = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
@@ -63,6 +63,9 @@ class EmulatedDevice:
     def free(self, address: int) -> None:
         if address in self._buffers:
             self._ask(lambda: self._buffers.pop(address, None))
+
+    def reserve(self, scratch: int, index: int) -> None:
+        pass
 
     def populate(self, address: int, start: int, nbytes: int) -> int:
         return 0
