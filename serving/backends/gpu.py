@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphRunner, TensorSpec, named_sizes
+from beamline.serving.backends.device import SCRATCH_BYTES, DeviceTensor, Gpu, GraphRunner, TensorSpec, named_sizes
 from beamline.serving.backends.one_shot import GpuGraphs
 from beamline.serving.backends.padding import padded_count, padded_step
 from beamline.serving.backends.slots import FROM_HOST, Memory, SlotBackend, next_of, sizes_at
@@ -30,6 +30,7 @@ from beamline.serving.errors import ComputeError
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam of all slots; room for longer lists is made when they come
+_ARRAYS_OF_SCORES = 3  # that a step has at once
 _SHORT_LISTS = 256  # steps without longer ones, after which that room is given back
 _HOST_OUTPUTS = tuple(each.name for each in fields(StepOutputs))
 
@@ -86,6 +87,15 @@ class GpuBackend(SlotBackend):
         # So that no change of layout ever needs more than there is.
         self._gpu.reserve(max(arena.scratch_bytes for arena in self._arenas.values()), 8 * largest.cache)
         return nbytes + self._next_values.nbytes + self._reports.nbytes + self._inputs.nbytes
+
+    def needed_bytes(self, slots: int, largest: Shape) -> int:
+        """With what the host adds and sees, scratch memory, and what a step computes in between: a few arrays of scores
+        for all words."""
+        sizes = sizes_at(largest, E=_USUAL_EDITS)
+        arenas = super().needed_bytes(slots, largest)
+        staged = Staging.bytes_for((*self._from_host, *self._step.outputs[: len(self._carried)]), sizes)
+        words = 4 * slots * largest.beams * self.manifest.vocabulary.target_size
+        return arenas + 2 * staged + min(arenas, SCRATCH_BYTES) + _ARRAYS_OF_SCORES * words
 
     def _make_room(self, nbytes: int) -> None:
         """For what the host adds. A step in flight still reads from the old room: it is freed behind that."""

@@ -17,12 +17,13 @@ from beamline.serving.backends.onnxruntime_cpu import Rewrite, where_weights_are
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
 from beamline.serving.contract.manifest import AnyManifest, Manifest
-from beamline.serving.errors import ModelError
+from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
 from beamline.serving.rewrites.scatters import with_scatters_in_place
 from beamline.serving.rewrites.sizes import with_sizes_by_range
 
 # So that a step copies nothing that grows with the vocabulary, and waits for nothing.
 STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_place)
+_NO_MEMORY = ("failed to allocate memory", "out of memory")  # what its errors say then
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
 _BREAKS_HALF = ("MatmulTransposeFusion",)
 
@@ -43,7 +44,9 @@ class OnnxRuntimeCudaRunner:
         options: Mapping[str, str] | None = None,
         place: str = "cuda",
         launch: Callable[[Callable[[], None]], None] = lambda work: work(),
+        owner: object = None,
     ) -> None:
+        """`owner`: whose stream it is. Sessions still use it when they are closed, so it goes after them."""
         self.max_slots: int | None = None  # as many as fit
         self.records = place == "cuda"
         self._launch = launch
@@ -56,6 +59,7 @@ class OnnxRuntimeCudaRunner:
         for name, file in manifest.graphs:
             if file is not None and name != "score":  # on first use
                 self._session(name)
+        self._owner = owner  # the last attribute, which is let go last
 
     def spec(self, graph: str) -> GraphSpec:
         return graph_spec(self._session(graph))
@@ -76,7 +80,12 @@ class OnnxRuntimeCudaRunner:
         options = _run_options()
 
         def run() -> None:
-            session.run_with_iobinding(binding, options)
+            try:
+                session.run_with_iobinding(binding, options)
+            except Exception as error:
+                if any(words in str(error).lower() for words in _NO_MEMORY):
+                    raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
+                raise ComputeError(f"GPU {self._device}: {graph} failed: {error}") from error
 
         return lambda: self._launch(run)
 

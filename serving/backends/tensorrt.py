@@ -62,6 +62,7 @@ class TensorRtRunner:
         for key in self.plans.cards:
             if key[0] != "score":  # on first use
                 self._engine(key)
+        self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:
         """As in the portable graph: the axis of the cache has its name."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,7 @@ from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import Outcome, StepStats
 from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
-from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings
+from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings, out_of_memory
 from beamline.serving.engine.pipeline import StepPipeline
 from beamline.serving.engine.placement import Placement
 from beamline.serving.engine.prefill import EncoderPrefill, Prefill, Ready, could_not_prepare
@@ -33,7 +34,7 @@ from beamline.serving.engine.request import OutputCollector, Request, RequestOut
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring
 from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
-from beamline.serving.errors import ComputeError, InvalidRequest
+from beamline.serving.errors import ComputeError, InvalidRequest, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Engine:
         self.manifest = manifest
         self.plan = plan
         self.reserved_bytes = backend.allocate(plan.slots, plan.largest)
+        self.device: int | None = None  # the number of the GPU that it is on
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
         self.observe = observe
         self._backend = backend
@@ -131,7 +133,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         waiting = self._queue.busy or self._scoring.queue.busy
-        return bool(waiting or self._scheduler.preparing or self._scheduler.active)
+        # A step in flight uses our memory, also where nobody wants its outputs any more.
+        return bool(waiting or self._scheduler.preparing or self._scheduler.active or self._pipeline.in_flight)
 
     @property
     def load(self) -> int:
@@ -150,6 +153,8 @@ class Engine:
         active = len(self._scheduler.active)
         if active:
             self._decode()
+        elif self._pipeline.in_flight:
+            self._pipeline.collect()
         if self._scoring.queue.busy:
             self._scoring.advance(others_wait=active > 0)
         return self._report(began, active)
@@ -298,13 +303,35 @@ class Engine:
             parts = self._host_parts()
             if not requests:
                 return None
-            self._fit(len(requests))
-            self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+            self._launch(parts)
+            if not requests:
+                return None
         if self._pipeline.may_follow(requests, self._capacity.shape, self._queue.waiting > 0):
             count, parts = len(requests), self._host_parts(ahead=1)
             if len(requests) == count:  # else the step in flight has more rows than the next one
-                self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+                inputs = step_inputs(requests, parts, self._capacity.shape.beams, vocabulary)
+                with suppress(OutOfMemory):  # then it is asked for when this one is over, and somebody may be refused
+                    self._pipeline.launch(requests, inputs)
         return self._pipeline.collect()
+
+    def _launch(self, parts: list[HostPart]) -> None:
+        """Where the device has too little memory for a step, one request at a time is refused until it has enough: the
+        one with the most edits, else the last that came. Nothing of such a step was carried on, so it can be asked for
+        again."""
+        requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        while requests:
+            self._fit(len(requests))
+            try:
+                inputs = step_inputs(requests, parts, self._capacity.shape.beams, vocabulary)
+                return self._pipeline.launch(requests, inputs)
+            except OutOfMemory as error:
+                self._pipeline.drop()
+                edits = [sum(map(len, part.edits)) for part in parts]
+                slot = max(range(len(requests)), key=lambda each: (edits[each], each))
+                log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)
+                self._finish(slot, out_of_memory(), Outcome.FAILED)
+                parts[slot] = parts[-1]  # as the slots are
+                parts.pop()
 
     def _host_parts(self, ahead: int = 0) -> list[HostPart]:
         """What the host adds to a step, by slot. A request that fails at that fails alone, and is gone."""

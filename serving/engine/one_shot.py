@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.outputs import Answer
+from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
-from beamline.serving.errors import ComputeError, RequestError
+from beamline.serving.errors import ComputeError, OutOfMemory, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,10 @@ class OneShotExecutor:
                 for request in group:
                     self._answer([request])
                 return
-            if not isinstance(error, RequestError):
+            if isinstance(error, OutOfMemory):
+                log.error("request %d: %s", group[0].id, error)
+                error = out_of_memory()
+            elif not isinstance(error, RequestError):
                 log.exception("request %d: %s", group[0].id, self._failure)
                 error = ComputeError(self._failure)
             return self._outputs.answer(group[0], error, Outcome.FAILED)

@@ -1,7 +1,7 @@
 """One model as several engines (replicas), on as many devices or sharing one CPU: a request goes to the least busy one.
 
-A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine without replicas
-belongs to the first.
+A GPU, or a share of the CPU, has one thread, which the engines of all models share there; an engine without replicas
+belongs to the first. A model on the CPU never keeps a GPU waiting, nor the other way round.
 """
 
 from __future__ import annotations
@@ -89,21 +89,29 @@ class CombinedStats:
 class DeviceThreads:
     """The threads of all devices, as one."""
 
-    def __init__(self, count: int) -> None:
-        self._threads = [EngineThread() for _ in range(count)]
+    def __init__(self, cpu: int, gpus: int = 0) -> None:
+        """`cpu`: into how many shares it may be divided."""
+        self._cpu = [EngineThread() for _ in range(cpu)]
+        self._gpus = [EngineThread() for _ in range(gpus)]
+        self._threads = [*self._cpu, *self._gpus]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def add(self, engine: Engine | Replicas) -> None:
-        for thread, member in zip(self._threads, _members(engine), strict=False):
+        for thread, member in self._placed(engine):
             thread.add(member)
+
+    def _placed(self, engine: Engine | Replicas) -> list[tuple[EngineThread, Engine]]:
+        members = _members(engine)
+        shares = iter(self._cpu)
+        return [(next(shares) if each.device is None else self._gpus[each.device], each) for each in members]
 
     def retire(self, engine: Engine | Replicas, gone: Callable[[], None]) -> None:
         """`gone` is called once, when the last member has finished."""
-        members = _members(engine)
-        remaining, lock = len(members), threading.Lock()
+        placed = self._placed(engine)
+        remaining, lock = len(placed), threading.Lock()
 
         def one_gone() -> None:
             nonlocal remaining
@@ -113,7 +121,7 @@ class DeviceThreads:
             if last:
                 gone()
 
-        for thread, member in zip(self._threads, members, strict=False):
+        for thread, member in placed:
             thread.retire(member, one_gone)
 
     def drain(self, timeout: float | None = None) -> bool:

@@ -10,7 +10,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +116,10 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[ServerProcess]:
+def serving(log: Path, *arguments: str, program: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
-    exit with 0, unless the test has ended it before."""
-    command = beamline("serve", "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0", *arguments)
+    exit with 0, unless the test has ended it before. `program` is run in the place of `beamline`."""
+    command = [*(program or beamline()), "serve", "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0", *arguments]
     with (
         log.open("w") as errors,
         subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from beamline.converters.passes.lowering import lower
@@ -20,11 +21,12 @@ GRU = ROOT / "model_repo" / "en-de-gru" / "3"
 def write_models(folder: Path) -> None:
     """KIND/PRECISION is a version each, and pooled/mood/1 a classifier."""
     plain = {kind: folder / kind / "float32" for kind in ("transformer", "language", "recurrent")}
-    for each in plain.values():
-        each.mkdir(parents=True)
+    plain["transformer"].mkdir(parents=True)
     export(plain["transformer"], eos_ids=(EOS,), renormalise=False)
-    write_converted(plain["language"], LLAMA)
-    shutil.copytree(GRU, plain["recurrent"], dirs_exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        write_converted(Path(work), LLAMA)
+        shutil.copytree(Path(work) / "repository" / LLAMA.name / "1", plain["language"])
+    shutil.copytree(GRU, plain["recurrent"])
     for kind, source in plain.items():
         manifest = read_manifest(source)
         for precision in PRECISIONS:
@@ -38,6 +40,8 @@ def write_models(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    from tests.support.cuda_stub import models  # under the name that the cache knows it by
+
     place = Path(sys.argv[1])
     shutil.rmtree(place, ignore_errors=True)
-    fixture_cache().fill(place, write_models, files=[GRU / "manifest.json"])
+    fixture_cache().fill(place, models.write_models, files=[GRU / "manifest.json"])
