@@ -83,7 +83,7 @@ class OnnxRuntimeCudaRunner:
             try:
                 session.run_with_iobinding(binding, options)
             except Exception as error:
-                if any(words in str(error).lower() for words in _NO_MEMORY):
+                if _is_about_memory(error):
                     raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
                 raise ComputeError(f"GPU {self._device}: {graph} failed: {error}") from error
 
@@ -153,10 +153,15 @@ def open_session(
             model.SerializeToString(), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
         )
     except Exception as error:
-        raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
+        kind = OutOfMemory if _is_about_memory(error) else ModelError
+        raise kind(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
         _check_placement(path, model, session, said)
     return session
+
+
+def _is_about_memory(error: Exception) -> bool:
+    return any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 @functools.cache

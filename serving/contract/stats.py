@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 
@@ -40,6 +40,13 @@ class DeviceStats:
     copied_bytes: int
     waits: int  # of the host
 
+    def __add__(self, other: DeviceStats) -> DeviceStats:
+        """Of engines on several GPUs."""
+        return DeviceStats(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def __sub__(self, before: DeviceStats) -> DeviceStats:
+        return DeviceStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
@@ -62,3 +69,4 @@ class StepStats:
     prompt_tokens: int = 0  # of the prompts that were taken in completely
     cached_prompt_tokens: int = 0  # of them, found in the prefix cache
     prefix_cache_bytes: int = 0
+    device: DeviceStats | None = None  # of a GPU; not with every step

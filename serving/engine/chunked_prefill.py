@@ -20,7 +20,7 @@ from beamline.serving.engine.prefill import PrefillCounts, Ready, could_not_prep
 from beamline.serving.engine.prefix_cache import Known, PrefixCache
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.errors import ComputeError, OutOfMemory
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,8 @@ class ChunkedPrefill:
                 continue
             try:
                 ready.append(Ready(request, self._memory_of(known)))
+            except DeviceLost:
+                raise
             except Exception as error:
                 self._give_up(request, scheduler, error)
         for group in _grouped(work):
@@ -174,6 +176,8 @@ class ChunkedPrefill:
         try:
             known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
             memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
+        except DeviceLost:
+            raise
         except Exception as error:
             if len(group) == 1:
                 return self._give_up(requests[0], scheduler, error)
@@ -199,6 +203,8 @@ class ChunkedPrefill:
                     return False
             began = self._clock()
             self._backend.take_in(group.memories, chunk)
+        except DeviceLost:
+            raise
         except Exception as error:
             log.info("computing a chunk of %d prompts failed", rows)
             self._isolate(scheduler, group, error)

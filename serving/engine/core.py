@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from beamline.serving.contract.backend import Backend, StepOutputs
+from beamline.serving.contract.backend import Backend, MeasuredBackend, StepOutputs
 from beamline.serving.contract.manifest import Manifest
-from beamline.serving.contract.stats import Outcome, StepStats
+from beamline.serving.contract.stats import DeviceStats, Outcome, StepStats
 from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
 from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings, out_of_memory
@@ -38,6 +38,7 @@ from beamline.serving.errors import ComputeError, InvalidRequest, OutOfMemory
 
 log = logging.getLogger(__name__)
 
+_MEASURE_EVERY = 32  # steps
 _FAILED_ALONE = "the request could not be processed; others were not affected"
 
 
@@ -92,6 +93,8 @@ class Engine:
         admission = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, admission, self._outputs, clock)
         self._counts = _Counts()
+        self._measured = backend if isinstance(backend, MeasuredBackend) else None
+        self._steps = 0
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -451,6 +454,14 @@ class Engine:
                 prompt_tokens=prefill.tokens,
                 cached_prompt_tokens=prefill.cached_tokens,
                 prefix_cache_bytes=prefill.cache_bytes,
+                device=self._device_stats(),
             )
         )
         return outputs
+
+    def _device_stats(self) -> DeviceStats | None:
+        """Now and then, and when there is nothing else to do: to ask a GPU for its memory takes a moment."""
+        self._steps += 1
+        if self._measured is None or (self._steps % _MEASURE_EVERY and self._scheduler.active):
+            return None
+        return self._measured.device_stats()

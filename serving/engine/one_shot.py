@@ -10,7 +10,7 @@ from beamline.serving.engine.outputs import Answer
 from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
-from beamline.serving.errors import ComputeError, OutOfMemory, RequestError
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class OneShotExecutor:
     def _answer(self, group: Sequence[Request]) -> None:
         try:
             answers = self._run(group)
+        except DeviceLost:
+            raise
         except Exception as error:
             if len(group) > 1:  # one of them is at fault: alone, the others succeed
                 for request in group:

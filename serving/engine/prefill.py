@@ -16,7 +16,7 @@ from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.errors import ComputeError, OutOfMemory
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class EncoderPrefill:
         try:
             memories = self._backend.encode([request.encoder_input for request in group])
             return [Ready(request, memory) for request, memory in zip(group, memories, strict=True)]
+        except DeviceLost:
+            raise
         except OutOfMemory as error:
             log.error("there is too little memory to encode a group of %d: %s", len(group), error)
             if len(group) == 1:

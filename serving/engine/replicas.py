@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
-from beamline.serving.contract.stats import StepStats
+from beamline.serving.contract.stats import DeviceStats, StepStats
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
@@ -73,7 +73,9 @@ class CombinedStats:
     def _stepped(self, index: int, step: StepStats) -> None:
         """What is so at this moment is added up; what happened in a step is that step's."""
         with self._lock:
-            self._last[index] = step
+            before = self._last[index]
+            device = step.device or (None if before is None else before.device)
+            self._last[index] = replace(step, device=device)
             all_of_them = [each for each in self._last if each is not None]
         self._observe(
             replace(
@@ -82,8 +84,14 @@ class CombinedStats:
                 queued=sum(each.queued for each in all_of_them),
                 live_entries=sum(each.live_entries for each in all_of_them),
                 prefix_cache_bytes=sum(each.prefix_cache_bytes for each in all_of_them),
+                device=None if step.device is None else _together(all_of_them),
             )
         )
+
+
+def _together(steps: Sequence[StepStats]) -> DeviceStats | None:
+    known = [step.device for step in steps if step.device is not None]
+    return reduce(lambda one, other: one + other, known) if known else None
 
 
 class DeviceThreads:

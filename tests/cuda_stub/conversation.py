@@ -20,7 +20,7 @@ KINDS = (
     BEAM,
     replace(BEAM, beam_size=1, num_hypotheses=1),
     replace(BEAM, no_repeat_ngram_size=2, repetition_penalty=1.5),
-    replace(BEAM, beam_size=1, num_hypotheses=3, sample=True, temperature=0.8, top_k=20, seed=7),
+    replace(BEAM, beam_size=3, num_hypotheses=3, temperature=0.8, top_k=20, seed=7),
     replace(BEAM, suppress_tokens=tuple(range(8, 180))),
     replace(BEAM, beam_size=2, num_hypotheses=1, top_log_probs=3),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,10 @@ import pytest
 from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.engine.outputs import Output
 from beamline.serving.engine.thread import EngineThread
-from beamline.serving.errors import Cancelled, ComputeError, ModelError, Overloaded, ShuttingDown
+from beamline.serving.errors import Cancelled, ComputeError, ModelError, OutOfMemory, Overloaded, ShuttingDown
 from beamline.serving.models.engines import plan_that_fits
 from tests.cuda_stub.conftest import EN_DE, MODELS, backend_of
-from tests.cuda_stub.conversation import Conversation, KINDS, failed, load, talk
+from tests.cuda_stub.conversation import KINDS, Conversation, failed, load, talk
 from tests.support.cuda_stub.plausible import make_plausible
 from tests.support.cuda_stub.stub import Stub
 from tests.support.processes import eventually
@@ -27,12 +29,20 @@ def plausible(monkeypatch: pytest.MonkeyPatch) -> None:
     make_plausible()
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without records of errors, whose tracebacks would keep engines alive."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
 def test_a_conversation_leaves_nothing_behind(folder: Path, stub: Stub) -> None:
     before = stub.held
     engine = load(folder)
     answers = talk(engine, 24)
-    assert [type(error) for error in failed(answers)] == [Cancelled] * 3
+    assert {type(error) for error in failed(answers)} == {Cancelled}
     settled = stub.held
     for seed in range(2):
         talk(engine, 24, seed)
@@ -60,19 +70,20 @@ def refused_alone(answers: dict[int, Output]) -> None:
         assert "too little memory" in str(error)
 
 
+@pytest.mark.parametrize("runs", [10, pytest.param(None, marks=pytest.mark.full)], ids=["some", "all"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
-def test_out_of_memory_while_requests_run(folder: Path, stub: Stub) -> None:
-    """At every allocation in turn: one request is refused, or nobody."""
+def test_out_of_memory_while_requests_run(folder: Path, runs: int | None, stub: Stub, quiet: None) -> None:
+    """At every allocation in turn, or some of them: one request is refused, or nobody."""
     _, count = allocations(stub, folder)
     refused = 0
     gc.collect()
     before = stub.held
-    for number in range(1, count + 1):
+    for number in range(1, count + 1, 1 if runs is None else -(-count // runs)):
         engine = load(folder)
         stub.fail_allocation(number)
         answers = talk(engine)
         refused_alone(answers)
-        refused += len(failed(answers)) - 1
+        refused += any(isinstance(error, Overloaded) for error in failed(answers))
         stub.heal()
         assert not [error for error in failed(talk(engine, 4))]
         del engine, answers
@@ -81,24 +92,26 @@ def test_out_of_memory_while_requests_run(folder: Path, stub: Stub) -> None:
     assert refused > 0
 
 
-def test_out_of_memory_while_a_model_is_loaded(stub: Stub) -> None:
-    """At every seventh allocation: it is not served, for a reason that is said, and everything is given back."""
+@pytest.mark.parametrize("runs", [10, pytest.param(None, marks=pytest.mark.full)], ids=["some", "all"])
+def test_out_of_memory_while_a_model_is_loaded(runs: int | None, stub: Stub, quiet: None) -> None:
+    """At every allocation, or some: it is not served, for a reason that is said, and everything is given back."""
     folder = MODELS / "transformer" / "float32"
     count, _ = allocations(stub, folder)
     gc.collect()
     before = stub.held
-    refused = 0
-    for number in range(1, count + 1, 7):
+    tried = refused = 0
+    for number in range(1, count + 1, 1 if runs is None else -(-count // runs)):
+        tried += 1
         stub.fail_allocation(number, once=False)
         try:
             load(folder)
         except ModelError as error:
             refused += 1
-            assert "memory" in str(error).lower() or "allocate" in str(error).lower() or "answer" in str(error), error
+            assert isinstance(error, OutOfMemory) or "does not answer: the device has too little memory" in str(error), error
         stub.heal()
         gc.collect()
         assert stub.held == before, f"allocation {number}"
-    assert refused > count // 7 * 0.8
+    assert refused >= 0.8 * tried
     talk(load(folder), 4)
 
 
@@ -130,7 +143,7 @@ def test_a_launch_that_fails(stub: Stub) -> None:
         assert all(isinstance(error, ComputeError) for error in errors)
         assert len(errors) <= 4
         stub.heal()
-        assert [type(error) for error in failed(talk(engine))] == [Cancelled]
+        assert {type(error) for error in failed(talk(engine))} <= {Cancelled}
 
 
 def test_a_device_that_is_lost(stub: Stub) -> None:

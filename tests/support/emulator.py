@@ -313,6 +313,9 @@ class EmulatedContext:
         if self._recorded:
             raise Refused("a context was changed after a recording of it was made")
 
+    def last_error(self) -> str:
+        return "the emulator refused it"
+
     def enqueue(self) -> bool:
         if set(self._shapes) != set(self._inputs):
             return False
