@@ -69,7 +69,9 @@ gpu-found: $(DEV)/.ready
 	sys.exit(None if found.devices else f"make test-gpu needs an NVIDIA GPU: {found.reason}")'
 
 test-gpu: gpu-found $(GPU)/.ready  ## Run the tests that need a GPU
-	$(GPU)/bin/python -m pytest -m gpu $(TEST_ARGS)
+	@mkdir -p .cache && bash -o pipefail -c '{ $(GPU)/bin/beamline doctor --repo model_repo; git log -1 --format=%H; \
+	  $(GPU)/bin/python -m pytest -m gpu -rA -q $(TEST_ARGS); } 2>&1 | tee .cache/gpu-report.txt'
+	@echo "The report is .cache/gpu-report.txt"
 
 # What a machine without a GPU can show of the CUDA path: the real ONNX Runtime over CUDA libraries that compute nothing.
 # The models are made where torch is.
@@ -182,7 +184,6 @@ $(GPU)/.ready: pyproject.toml constraints.txt
 $(STUB)/.ready: pyproject.toml constraints.txt
 	@command -v gcc >/dev/null || { echo "The stub CUDA libraries are compiled with gcc, and there is none here." >&2; exit 1; }
 	$(environment)
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e . onnxruntime-gpu onnx cuda-bindings \
-		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cuda-stub]'
 	@$(@D)/bin/python $(PIP) --no-deps --upgrade --target $(@D)/cuda nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-nvrtc
 	@touch $@
