@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import SCRATCH_BYTES, Device, DeviceTensor, Pitches, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.backends.device import (
+    SCRATCH_BYTES,
+    Device,
+    DeviceTensor,
+    Pitches,
+    TensorSpec,
+    aligned,
+    item_bytes,
+    sizes_of,
+)
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 

@@ -29,8 +29,9 @@ _NO_LIMIT = 2**64 - 1
 
 
 class CudaDevice:
-    """Use it from one thread at a time; only `free`, which the garbage collector calls, may come from any. `waits` counts
-    how often the host stood still. Its memory goes with it, so that of an unloaded model, too: each has its own."""
+    """Use it from one thread at a time; only `free`, which the garbage collector calls, may come from any. `waits`
+    counts how often the host stood still. Its memory goes with it, so that of an unloaded model, too: each has its
+    own."""
 
     part: int | None = None  # it copies while the host goes on
 
@@ -101,8 +102,8 @@ class CudaDevice:
         return int(address)
 
     def free(self, address: int) -> None:
-        """From any thread and at any moment, so it is only noted here: freed by the collector of garbage in the midst of
-        a recording, it would become a part of that."""
+        """From any thread and at any moment, so it is only noted here: freed by the collector of garbage in the midst
+        of a recording, it would become a part of that."""
         self._owned.unused.append((address, None))
 
     def _free_unused(self, reached: int = 0) -> None:
@@ -183,7 +184,9 @@ class CudaDevice:
             self._check(self._cuda.cuMemcpyDtoDAsync(target, source, rows * nbytes, self._stream))
         else:
             whole = (rows * pitches[0], rows * pitches[1])
-            self._copy_slots(target, source, 1, rows, nbytes, Pitches(whole[0], pitches[0]), Pitches(whole[1], pitches[1]))
+            self._copy_slots(
+                target, source, 1, rows, nbytes, Pitches(whole[0], pitches[0]), Pitches(whole[1], pitches[1])
+            )
 
     def _copy_slots(
         self, target: int, source: int, slots: int, rows: int, nbytes: int, into: Pitches, out_of: Pitches
@@ -347,7 +350,7 @@ class CudaDevice:
 
 
 class _Uploads:
-    """Pinned memory that uploads go through: two halves, of which one is read by the device while the other is filled."""
+    """Pinned memory that uploads go through: the device reads one half while the other is filled."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._gpu = weakref.ref(device)
@@ -431,7 +434,12 @@ class _Owned:
 
 # After these nothing works any more in this process.
 _LOST = frozenset(
-    {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_LAUNCH_TIMEOUT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+    }
     | {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT", "CUDA_ERROR_UNKNOWN"}
 )
 

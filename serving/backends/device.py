@@ -84,8 +84,8 @@ class Device(Protocol):
         clear: Callable[[int | None], None] | None,
     ) -> None:
         """Each of the first `rows` rows of each slot keeps its first `nbytes` bytes, and lies elsewhere in the same
-        allocation. `clear` wipes what a slot did not have before, or, without a number, all slots; and is called so that
-        nothing is lost by it."""
+        allocation. `clear` wipes what a slot did not have before, or, without a number, all slots; and is called so
+        that nothing is lost by it."""
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
         """Entry i of each row of the target becomes entry index[i] of the same row of the source; an entry has `entry`
@@ -103,8 +103,8 @@ class Gpu(Device, Protocol):
     copied_bytes: int
 
     def reserve(self, scratch: int, index: int) -> None:
-        """Bytes that `relayout` and `gather` will need at most, and for the longest index: so they never fail for want of
-        memory."""
+        """Bytes that `relayout` and `gather` will need at most, and for the longest index: so they never fail for
+        want of memory."""
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Host memory that the device copies from and to while the host does something else."""

@@ -63,7 +63,10 @@ class GpuGraphs:
         self._device.wait(self._device.mark())
         del owner
         return {
-            name: host[begin : begin + tensors[name].nbytes].view(tensors[name].dtype).reshape(tensors[name].shape).copy()
+            name: host[begin : begin + tensors[name].nbytes]
+            .view(tensors[name].dtype)
+            .reshape(tensors[name].shape)
+            .copy()
             for name, begin in places.items()
         }
 

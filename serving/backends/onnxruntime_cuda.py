@@ -150,7 +150,11 @@ def open_session(
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
-            model.SerializeToString(), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
+            model.SerializeToString(),
+            settings,
+            providers=providers,
+            disabled_optimizers=list(without),
+            enable_fallback=0,
         )
     except Exception as error:
         kind = OutOfMemory if _is_about_memory(error) else ModelError

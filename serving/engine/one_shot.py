@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.outputs import Answer
-from beamline.serving.engine.outputs import out_of_memory
+from beamline.serving.engine.outputs import Answer, out_of_memory
 from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory, RequestError

@@ -8,6 +8,8 @@ write a word twice only with the same value, which is all that `ScatterND` asks 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -47,7 +49,7 @@ def _in_place(
     made: list[onnx.NodeProto] = []
     base = node.output[0]
 
-    def add(kind: str, inputs: list[str], name: str, **attributes: int) -> str:
+    def add(kind: str, inputs: list[str], name: str, **attributes: Any) -> str:
         made.append(helper.make_node(kind, inputs, [f"{base}_{name}"], name=f"{base}_{name}_node", **attributes))
         return f"{base}_{name}"
 

@@ -2,8 +2,8 @@
 
 ONNX Runtime computes sizes on the host. Where an operator on the GPU computes with one (the parent of a candidate is
 its index, divided by how many there are per beam), the runtime copies the number over at every step, from memory that
-is not pinned: the host may have to wait, and a step that is recorded as a CUDA graph must not do that. `Range` takes its
-bounds from the host and writes on the GPU: a range of one number is that number, there, without a copy.
+is not pinned: the host may have to wait, and a step that is recorded as a CUDA graph must not do that. `Range` takes
+its bounds from the host and writes on the GPU: a range of one number is that number, there, without a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OF_SIZES = frozenset(
     {"Identity", "Cast", "Squeeze", "Unsqueeze", "Reshape", "Concat", "Slice", "Gather", "Add", "Sub", "Mul", "Div"}
 )
 _COMPUTES = frozenset({"Add", "Sub", "Mul", "Div"})  # with tensors, too
-_IN_RANGE = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.INT64: np.int64}
+_IN_RANGE: dict[int, type] = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.INT64: np.int64}
 
 
 def with_sizes_by_range(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""What the tests over the stub CUDA libraries share: the real ONNX Runtime for GPUs, and a device that computes nothing.
+"""What the tests over the stub CUDA libraries share: the real ONNX Runtime, and a device that computes nothing.
 
 What a step gives is nonsense, then. Where a search has to go on with it, `plausible` puts other numbers in its place:
 here, never in the product."""

@@ -58,7 +58,9 @@ def talk(server: ServerProcess, model: str) -> int:
                     next(iter(pieces), None)
                 return 1
             beams = (4, 1, 2, 3)[number % 4]
-            found = client.translate(LINES[: 1 + number % 4], model=model, beam_size=beams, no_repeat_ngram_size=number % 3)
+            found = client.translate(
+                LINES[: 1 + number % 4], model=model, beam_size=beams, no_repeat_ngram_size=number % 3
+            )
             return len(found)
 
     with ThreadPoolExecutor(8) as pool:

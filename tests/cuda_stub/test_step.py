@@ -66,7 +66,9 @@ def test_a_plain_step(folder: Path, cache: int, stub: Stub) -> None:
     assert found["copy H2D"].bytes <= 1024
     ancestry, state = BATCH * BEAMS * cache, BATCH * BEAMS * 512 * 4 if folder == EN_DE_GRU else 0
     assert found["copy D2D"].bytes <= ancestry + state + 8192
-    assert not {"cudaMalloc", "cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuEventCreate", "cuMemFreeAsync"} & set(found)
+    assert not {"cudaMalloc", "cuMemAllocFromPoolAsync", "cuMemHostAlloc", "cuEventCreate", "cuMemFreeAsync"} & set(
+        found
+    )
 
 
 @pytest.mark.parametrize("folder", [EN_DE, EN_DE_GRU], ids=["en-de", "en-de-gru"])
@@ -78,7 +80,9 @@ def test_the_graph_itself_copies_nothing_that_grows_with_the_vocabulary(folder: 
     assert waits(found) == 1
     assert "copy H2D pageable" not in found
     assert found["kernel launch"].calls > 50
-    assert found["copy D2D"].largest < BATCH * BEAMS * 8000  # words; scores of all of them have four times as many bytes
+    assert (
+        found["copy D2D"].largest < BATCH * BEAMS * 8000
+    )  # words; scores of all of them have four times as many bytes
     for inputs in (edited(BATCH, BEAMS, 8), sampled(BATCH, BEAMS)):
         found = counted(stub, backend, inputs)
         assert (waits(found), "copy H2D pageable" in found) == (1, False)

@@ -30,7 +30,10 @@ def test_what_is_refused(stub: Stub) -> None:
     driver: Any = gpu._cuda
     refused = (
         ("outside of allocated memory", lambda: gpu.upload(address, host)),
-        ("the wrong kind of copy", lambda: gpu._check(driver.cuMemcpyDtoDAsync(address, host.ctypes.data, 8, gpu._stream))),
+        (
+            "the wrong kind of copy",
+            lambda: gpu._check(driver.cuMemcpyDtoDAsync(address, host.ctypes.data, 8, gpu._stream)),
+        ),
         ("freed what is not allocated", lambda: gpu._check(driver.cuMemFreeAsync(address + 512, gpu._stream))),
         ("not a stream, or destroyed", lambda: destroyed_stream(driver)),
         ("waiting while recording", lambda: waits_while_recording(gpu)),
@@ -86,10 +89,12 @@ def test_several_devices(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [device.number for device in probe().devices] == [0, 1, 2]
     before = stub.held
     folder = MODELS / "transformer" / "float32"
-    engines = load_everywhere(folder, read_manifest(folder), EngineSettings(choice=on_gpu(), slots=4), lambda stats: None)
+    engines = load_everywhere(
+        folder, read_manifest(folder), EngineSettings(choice=on_gpu(), slots=4), lambda stats: None
+    )
     assert isinstance(engines, Replicas)
     assert [engine.device for engine in engines.engines] == [0, 1, 2]
-    assert len({each for each in stub.held.device_bytes[:3]} - {0}) == 1  # the same on all three
+    assert len(set(stub.held.device_bytes[:3]) - {0}) == 1  # the same on all three
     for engine in engines.engines:
         talk = Conversation(engine)
         for number, options in enumerate(KINDS):

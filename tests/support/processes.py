@@ -119,7 +119,17 @@ class ServerProcess:
 def serving(log: Path, *arguments: str, program: Sequence[str] = ()) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
     exit with 0, unless the test has ended it before. `program` is run in the place of `beamline`."""
-    command = [*(program or beamline()), "serve", "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0", *arguments]
+    command = [
+        *(program or beamline()),
+        "serve",
+        "--grpc-port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--http-port",
+        "0",
+        *arguments,
+    ]
     with (
         log.open("w") as errors,
         subprocess.Popen(

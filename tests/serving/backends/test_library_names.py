@@ -69,7 +69,17 @@ CLASSES: dict[str, dict[str, Any]] = {
     },
 }
 # Names of ours that happen to be called like one of theirs: the protocol in front of the library.
-OURS = {"serving/backends/tensorrt.py": {"activation_bytes", "context", "load", "set_shape", "set_address", "enqueue", "last_error"}}
+OURS = {
+    "serving/backends/tensorrt.py": {
+        "activation_bytes",
+        "context",
+        "load",
+        "set_shape",
+        "set_address",
+        "enqueue",
+        "last_error",
+    }
+}
 
 
 def used(path: Path) -> list[tuple[str, str, int]]:

@@ -1,6 +1,7 @@
 """Compiles the stub CUDA libraries with gcc: `device.c` is shared by libcuda.so.1 (`driver.c`), libcudart.so.13
-(`runtime.c`) and the others. Which symbols there must be is read from ONNX Runtime's provider and from cuda.h; those that
-nobody has written are generated here. The headers are those of PyPI's packages (`make test-cuda-stub` puts them there).
+(`runtime.c`) and the others. Which symbols there must be is read from ONNX Runtime's provider and from cuda.h; those
+that nobody has written are generated here. The headers are those of PyPI's packages (`make test-cuda-stub` puts them
+there).
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class NotHere(Exception):
 def headers() -> Path:
     found = sorted(Path(sys.prefix).glob("cuda/nvidia/**/cuda.h"))
     if not found:
-        raise NotHere("CUDA's headers are not in this environment: run `make test-cuda-stub`, which makes one with them")
+        raise NotHere(
+            "CUDA's headers are not in this environment: run `make test-cuda-stub`, which makes one with them"
+        )
     return found[0].parent
 
 
@@ -98,13 +101,15 @@ def _generated(names: set[str]) -> str:
 
 
 def _driver(include: Path) -> str:
-    """Every function of cuda.h that driver.c lacks says that it is not supported; and the table for cuGetProcAddress, in
-    which a name without a version means the newest one."""
+    """Every function of cuda.h that driver.c lacks says that it is not supported; and the table for cuGetProcAddress,
+    in which a name without a version means the newest one."""
     header, written = (include / "cuda.h").read_text(), _defined("driver.c")
     names = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", header)) | set(re.findall(r"(cu[A-Z]\w+_v\d)\b", header))
     newest = {
         name: re.sub(r"_pt[sd][sz]$", "", target)
-        for name, target in re.findall(r"^\s*#define (cu[A-Z]\w+)\s+(?:__CUDA_API_PT\w+\()?(cu\w+?)\)?\s*$", header, re.M)
+        for name, target in re.findall(
+            r"^\s*#define (cu[A-Z]\w+)\s+(?:__CUDA_API_PT\w+\()?(cu\w+?)\)?\s*$", header, re.M
+        )
     }
     names = {name for name in names | set(newest.values()) if not re.search(r"_pt[sd][sz]$", name)}
     names |= {name for name in written if name.startswith("cu")}

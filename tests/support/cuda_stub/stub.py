@@ -111,6 +111,6 @@ class Stub:
 
 def waits(counts: Mapping[str, Count]) -> int:
     """How often the host stood still."""
-    names = ("cuEventSynchronize", "cuStreamSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
-    names += ("cudaDeviceSynchronize", "cuCtxSynchronize", "wait for a copy")
+    names = ["cuEventSynchronize", "cuStreamSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"]
+    names += ["cudaDeviceSynchronize", "cuCtxSynchronize", "wait for a copy"]
     return sum(counts[name].calls for name in names if name in counts)
