@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from typing import Any
 
 from beamline.serving.contract.stats import DeviceStats, StepStats
 from beamline.serving.engine.core import Engine
@@ -111,10 +112,9 @@ class DeviceThreads:
         for thread, member in self._placed(engine):
             thread.add(member)
 
-    def _placed(self, engine: Engine | Replicas) -> list[tuple[EngineThread, Engine]]:
-        members = _members(engine)
+    def _placed(self, engine: Engine | Replicas) -> list[tuple[EngineThread, Any]]:
         shares = iter(self._cpu)
-        return [(next(shares) if each.device is None else self._gpus[each.device], each) for each in members]
+        return [(next(shares) if each.device is None else self._gpus[each.device], each) for each in members(engine)]
 
     def retire(self, engine: Engine | Replicas, gone: Callable[[], None]) -> None:
         """`gone` is called once, when the last member has finished."""
@@ -150,5 +150,6 @@ class DeviceThreads:
             thread.stop()
 
 
-def _members(engine: Engine | Replicas) -> tuple[Engine, ...]:
+def members(engine: Any) -> tuple[Any, ...]:
+    """The engines that are driven, each by a thread of its own."""
     return engine.engines if isinstance(engine, Replicas) else (engine,)

@@ -116,24 +116,18 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str, program: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def serving(
+    log: Path, *arguments: str, before: Callable[[], None] | None = None, program: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
-    exit with 0, unless the test has ended it before. `program` is run in the place of `beamline`."""
-    command = [
-        *(program or beamline()),
-        "serve",
-        "--grpc-port",
-        "0",
-        "--metrics-port",
-        "0",
-        "--http-port",
-        "0",
-        *arguments,
-    ]
+    exit with 0, unless the test has ended it before. `before` is called in its process; `program` is run in the place
+    of `beamline`."""
+    ports = ("--grpc-port", "0", "--metrics-port", "0", "--http-port", "0")
+    command = [*(program or beamline()), "serve", *ports, "--drain-delay", "0", *arguments]
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment()
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment(), preexec_fn=before
         ) as process,
     ):
         assert process.stdout is not None
