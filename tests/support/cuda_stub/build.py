@@ -6,12 +6,14 @@ there).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -45,11 +47,13 @@ def build(cache: Path) -> Path:
     key.update(f"{provider.stat().st_size} {include}".encode())
     folder = cache / key.hexdigest()[:16]
     if not folder.exists():
-        work = folder.with_suffix(".part")
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        _compile(work, include, provider)
-        work.rename(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as made:
+            work = Path(made) / "stub"
+            work.mkdir()
+            _compile(work, include, provider)
+            with contextlib.suppress(OSError):  # another process was faster
+                work.rename(folder)
     return folder
 
 
