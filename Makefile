@@ -31,7 +31,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The parts of test-full: a folder of tests each, but that TensorRT's compiler, engine and backends, which take longest,
 # are parts of their own, and the files beside the folders are `project`.
-PARTS := project tensorrt engine backends $(filter-out __pycache__ benchmarks gpu cuda_stub support,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+PARTS := project tensorrt engine backends $(filter-out __pycache__ benchmarks chaos gpu cuda_stub support,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 TESTS_project := $(wildcard tests/test_*.py)
 TESTS_tensorrt := tests/converters/tensorrt
 TESTS_converters := tests/converters --ignore=tests/converters/tensorrt
@@ -43,7 +43,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check fmt docs proto methods bench demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,10 @@ proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 
 methods: $(DEV)/.ready  ## Make beamline/_async_methods.py of beamline/_methods.py
 	$(DEV)/bin/python -m tests.support.async_methods
+
+# CHAOS_MINUTES=60 CHAOS_SEED=N (by chance). Long, and on the loopback interface alone.
+chaos: $(DEV)/.ready  ## Kill, reload, cancel, overload and feed garbage to a server, and check all that it answers
+	$(DEV)/bin/python -m tests.chaos
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)

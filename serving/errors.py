@@ -50,13 +50,13 @@ class ModelUnavailable(RequestError):
     pass
 
 
-class _TryAgain(RequestError):
+class _RetryHint(BeamlineError):
     def __init__(self, sentence: str, retry_after: float | None = None) -> None:
         super().__init__(sentence)
         self.retry_after = retry_after  # seconds; None where it is not known
 
 
-class Overloaded(_TryAgain):
+class Overloaded(RequestError, _RetryHint):
     pass
 
 
@@ -72,7 +72,7 @@ class Forbidden(RequestError):
     pass
 
 
-class ShuttingDown(_TryAgain):
+class ShuttingDown(RequestError, _RetryHint):
     pass
 
 

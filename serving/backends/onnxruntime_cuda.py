@@ -13,9 +13,10 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec
-from beamline.serving.backends.onnxruntime_cpu import Rewrite, where_weights_are
-from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
+from beamline.serving.backends.onnxruntime_cpu import Rewrite
+from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
 from beamline.serving.rewrites.scatters import with_scatters_in_place
@@ -56,9 +57,11 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
-        for name, file in manifest.graphs:
-            if file is not None and name != "score":  # on first use
-                self._session(name)
+        self._weights = Weights(folder, manifest)
+        with self._weights.in_memory():
+            for name, file in manifest.graphs:
+                if file is not None and name != "score":  # on first use
+                    self._session(name)
         self._owner = owner  # the last attribute, which is let go last
 
     def spec(self, graph: str) -> GraphSpec:
@@ -95,7 +98,9 @@ class OnnxRuntimeCudaRunner:
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
             rewrites = STEP_REWRITES if graph == "step" else ()
-            self._sessions[graph] = open_session(path, self._providers, self._place, without, rewrites)
+            with self._weights.in_memory():
+                opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
+            self._sessions[graph] = opened
         return self._sessions[graph]
 
 
@@ -129,9 +134,10 @@ def open_session(
     providers: list[Any],
     place: str,
     without: Sequence[str] = (),
+    weights: Weights | None = None,
     rewrites: Sequence[Rewrite] = (),
 ) -> ort.InferenceSession:
-    """`without` are optimisations of ONNX Runtime's that are left out."""
+    """`without` are optimisations of ONNX Runtime's that are left out. A graph without `weights` has all it needs."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
     settings.enable_mem_pattern = False  # shapes change from step to step
@@ -143,14 +149,14 @@ def open_session(
     else:
         settings.intra_op_num_threads = 1
     try:
-        model = onnx.load(path, load_external_data=False)
+        graph = read_graph(path)
         for rewrite in rewrites:
-            model = rewrite(model)
-        folder = where_weights_are(model, path.parent)
-        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+            graph = rewrite(graph)
+        if weights is not None:
+            weights.hand_over(graph, settings)
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
-            model.SerializeToString(),
+            graph.SerializeToString(),
             settings,
             providers=providers,
             disabled_optimizers=list(without),
@@ -160,7 +166,7 @@ def open_session(
         kind = OutOfMemory if _is_about_memory(error) else ModelError
         raise kind(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
-        _check_placement(path, model, session, said)
+        _check_placement(path, graph, session, said)
     return session
 
 
@@ -178,7 +184,7 @@ def preload() -> str:
     return said.getvalue().strip()
 
 
-def _check_placement(path: Path, model: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:
+def _check_placement(path: Path, graph: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:
     """A graph of which a part would run on the CPU is refused, instead of being quietly slow."""
     if CUDA not in session.get_providers():
         raise ModelError(
@@ -188,7 +194,7 @@ def _check_placement(path: Path, model: onnx.ModelProto, session: ort.InferenceS
     placed = placement(session)
     if not any(node.on_cpu for node in placed):
         return
-    wrong = misplaced(model.graph, placed)
+    wrong = misplaced(graph.graph, placed)
     if wrong:
         raise ModelError(
             f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "

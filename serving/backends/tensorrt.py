@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
 from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
@@ -194,7 +195,7 @@ class LibraryRuntime:
 
     def load(self, path: Path, card: PlanCard) -> Engine:
         self._logger.errors.clear()
-        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        engine = self._runtime.deserialize_cuda_engine(read_bytes(path))
         if engine is None:
             why = "; ".join(self._logger.errors) or "it does not say why"
             advice = "; run `beamline build --rebuild`" if _rebuild_helps(why) else ""

@@ -13,6 +13,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from beamline.serving.contract.files import read_text
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import ManifestError
 
 FORMAT_VERSION = 1
@@ -281,7 +283,7 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     """The manifest of a version folder, or a `ManifestError` that names the file and what is wrong in it."""
     path = folder / MANIFEST_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise ManifestError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -295,8 +297,4 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'manifest'}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise ManifestError(f"{path} is not a valid manifest: {problems}") from error
+        raise ManifestError(f"{path} is not a valid manifest: {sentence_of(error, 'the manifest')}") from error

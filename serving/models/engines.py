@@ -14,6 +14,7 @@ from beamline.serving.backends.factory import make_backend, make_pooled
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.backends.selection import ON_CPU, Choice
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.backend import MeasuredBackend
 from beamline.serving.contract.manifest import Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
@@ -71,7 +72,9 @@ def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, 
     places = places or [(share, None) for share in _shares(manifest, settings)]
     if len(places) < 2:
         return load_engine(folder, manifest, settings, observe)
-    engines = [_on_device(folder, manifest, share, device) for share, device in places]
+    weights = Weights(folder, manifest)
+    with weights.in_memory():
+        engines = [_on_device(folder, manifest, share, device, weights) for share, device in places]
     for engine, each in zip(engines, CombinedStats(observe, len(engines)).observers(), strict=True):
         engine.observe = each
     return Replicas(engines)
@@ -115,9 +118,15 @@ def _shares(manifest: Manifest, settings: EngineSettings) -> list[EngineSettings
     ]
 
 
-def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, device: CudaDevice | None) -> Engine:
-    options = dict(settings.cuda_options)
-    made = make_backend(folder, manifest, settings.threads, settings.choice, device, options, settings.shortlist)
+def _on_device(
+    folder: Path,
+    manifest: Manifest,
+    settings: EngineSettings,
+    device: CudaDevice | None,
+    weights: Weights | None = None,
+) -> Engine:
+    options, threads = dict(settings.cuda_options), settings.threads
+    made = make_backend(folder, manifest, threads, settings.choice, device, options, settings.shortlist, weights)
     plan = Plan.of(manifest, settings.slots)
     if made.cache_buckets is not None:
         plan = replace(plan, cache_buckets=made.cache_buckets)

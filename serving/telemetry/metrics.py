@@ -60,6 +60,8 @@ class Metrics:
         self.call_seconds = histogram("call_seconds", "From a call to its answer.", _LATENCY, "method")
         self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
 
+        self.loads = counter("model_loads", "Model versions that were loaded, failed to, or were given up.", "outcome")
+
         # Requests, as an engine sees them: one for every text, or part of a split text.
         self.requests = counter("requests", "Requests that left the engine.", "model", "outcome")
         self.request_seconds = histogram("request_seconds", "From submission to the answer.", _LATENCY, "model")

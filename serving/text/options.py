@@ -19,7 +19,7 @@ Options = pb.DecodingOptions | pb.GenerationOptions
 # Beyond these a power or a product overflows and the search compares infinities; no search is meant there.
 LENGTH_PENALTY = (-10.0, 10.0)
 REPETITION_PENALTY = (0.01, 100.0)
-_MAX_SUPPRESSED = 1024
+MAX_SUPPRESSED = 1024
 
 _EARLY_STOPPING: dict[int, bool | Literal["never"]] = {
     pb.EARLY_STOPPING_FALSE: False,
@@ -68,8 +68,8 @@ def suppress_tokens(asked: Options, card: ModelCard) -> tuple[int, ...]:
         raise InvalidRequest(
             f"suppress_tokens contains {suppressed[-1]}; this model's target vocabulary has ids 0 to {size - 1}"
         )
-    if len(suppressed) > _MAX_SUPPRESSED:
-        raise InvalidRequest(f"suppress_tokens has {len(suppressed)} ids; at most {_MAX_SUPPRESSED} are allowed")
+    if len(suppressed) > MAX_SUPPRESSED:
+        raise InvalidRequest(f"suppress_tokens has {len(suppressed)} ids; at most {MAX_SUPPRESSED} are allowed")
     if set(card.vocabulary.eos_ids) <= set(suppressed):
         raise InvalidRequest(
             f"suppress_tokens contains every end token ({', '.join(map(str, card.vocabulary.eos_ids))}), "
@@ -87,18 +87,18 @@ def time_limit(asked: Options) -> float | None:
 
 
 # A start token, and at least one that is generated.
-_SHORTEST = 2
+SHORTEST = 2
 
 
 def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> DecodingOptions:
     defaults, limits = card.defaults, card.limits
     prefix = _prefix(asked, card, target)
     beam_size = whole(asked, "beam_size", defaults.beam_size, 1, limits.max_beam_size)
-    max_length = whole(asked, "max_length", defaults.max_length, _SHORTEST, limits.max_target_length)
-    if max_length < len(prefix) + _SHORTEST:
+    max_length = whole(asked, "max_length", defaults.max_length, SHORTEST, limits.max_target_length)
+    if max_length < len(prefix) + SHORTEST:
         raise InvalidRequest(
             f"target_prefix has {len(prefix)} tokens, which leaves no room for a translation within "
-            f"max_length {max_length}: max_length must be at least {len(prefix) + _SHORTEST} "
+            f"max_length {max_length}: max_length must be at least {len(prefix) + SHORTEST} "
             f"(this model allows up to {limits.max_target_length})"
         )
     return DecodingOptions(
@@ -125,7 +125,7 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
 def bounded_by_source(options: DecodingOptions, defaults: DecodingDefaults, source_tokens: int) -> DecodingOptions:
     """With the max_length that the model's defaults allow for a source of so many tokens."""
     grown = math.ceil(defaults.max_length_factor * source_tokens) + defaults.max_length_extra
-    longest = max(grown, options.min_length, _SHORTEST) + len(options.prefix)
+    longest = max(grown, options.min_length, SHORTEST) + len(options.prefix)
     return replace(options, max_length=min(options.max_length, longest))
 
 
@@ -156,12 +156,12 @@ def _prefix(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> tu
     return prefix
 
 
-_TEMPERATURE = (0.01, 100.0)  # or 0
-_TOP_K = 1024  # as many words as the graph's filters look at
-_PENALTY = (-100.0, 100.0)
-_MAX_STOPS = 16
-_MAX_STOP_LENGTH = 200  # characters
-_MAX_BIASED = 1024
+TEMPERATURE = (0.01, 100.0)  # or 0
+TOP_K = 1024  # as many words as the graph's filters look at
+PENALTY = (-100.0, 100.0)
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 200  # characters
+MAX_BIASED = 1024
 
 
 def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_length: int) -> DecodingOptions:
@@ -198,12 +198,12 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         suppress_tokens=suppress_tokens(asked, card),
         time_limit=time_limit(asked),
         temperature=temperature,
-        top_k=whole(asked, "top_k", defaults.top_k, 0, _TOP_K),
+        top_k=whole(asked, "top_k", defaults.top_k, 0, TOP_K),
         top_p=_top_p(asked, defaults.top_p),
         min_p=real(asked, "min_p", defaults.min_p, 0.0, 1.0),
         seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
-        presence_penalty=real(asked, "presence_penalty", 0.0, *_PENALTY),
-        frequency_penalty=real(asked, "frequency_penalty", 0.0, *_PENALTY),
+        presence_penalty=real(asked, "presence_penalty", 0.0, *PENALTY),
+        frequency_penalty=real(asked, "frequency_penalty", 0.0, *PENALTY),
         logit_bias=_logit_bias(asked, card),
         top_log_probs=whole(asked, "top_log_probs", 0, 0, min(REPORTED, card.vocabulary.target_size)),
     )
@@ -214,7 +214,7 @@ def _temperature(asked: pb.GenerationOptions, default: float) -> float:
         return 0.0
     if not asked.HasField("temperature") and asked.beam_size > 1:
         return 0.0  # who asks for beams wants no samples, whatever the model's default
-    low, high = _TEMPERATURE
+    low, high = TEMPERATURE
     value = real(asked, "temperature", default, 0.0, high)
     if 0 < value < low - 1e-6:
         raise InvalidRequest(f"temperature is {value:g}; it must be 0 (no sampling) or from {low:g} to {high:g}")
@@ -251,8 +251,8 @@ def _width(asked: pb.GenerationOptions, card: ModelCard, temperature: float) -> 
 
 def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int, float], ...]:
     size = card.vocabulary.target_size
-    if len(asked.logit_bias) > _MAX_BIASED:
-        raise InvalidRequest(f"logit_bias has {len(asked.logit_bias)} tokens; at most {_MAX_BIASED} are allowed")
+    if len(asked.logit_bias) > MAX_BIASED:
+        raise InvalidRequest(f"logit_bias has {len(asked.logit_bias)} tokens; at most {MAX_BIASED} are allowed")
     for token, value in asked.logit_bias.items():
         if token >= size:
             raise InvalidRequest(f"logit_bias contains {token}; this model's vocabulary has ids 0 to {size - 1}")
@@ -262,9 +262,9 @@ def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int
 
 
 def stop_strings(asked: pb.GenerationOptions) -> tuple[str, ...]:
-    if len(asked.stop) > _MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {_MAX_STOPS} are allowed")
+    if len(asked.stop) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {MAX_STOPS} are allowed")
     for index, stop in enumerate(asked.stop):
-        if not 0 < len(stop) <= _MAX_STOP_LENGTH:
-            raise InvalidRequest(f"stop[{index}] has {len(stop)} characters; a stop string has 1 to {_MAX_STOP_LENGTH}")
+        if not 0 < len(stop) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(f"stop[{index}] has {len(stop)} characters; a stop string has 1 to {MAX_STOP_LENGTH}")
     return tuple(asked.stop)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine, score_all
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers, ignore
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 
@@ -18,6 +19,7 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]  # a target, and what should foll
 
 _MAX_TEXTS = 256
 _MAX_TOKENS = 16384  # of one call
+_WRITTEN_BYTES = 16  # for each token that was scored, at least
 
 
 class TextScorer:
@@ -28,8 +30,10 @@ class TextScorer:
         source: Tokenizer,
         target: Tokenizer,
         limits: TextLimits,
+        workers: TextWorkers,
         observe: ObserveHostTime = ignore,
     ) -> None:
+        self._workers = workers
         self._observe = observe
         self._card = card
         self._engine = engine
@@ -43,20 +47,27 @@ class TextScorer:
             raise InvalidRequest(f"the call has {len(request.texts)} texts; give 1 to {_MAX_TEXTS}")
         time, translates = HostTime(), self._card.translates
         with time.reads():
-            sources = self._sources(request)
-            targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
-            if sum(map(len, targets)) > _MAX_TOKENS:
-                raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
-            pairs = [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
+            sources, targets, pairs = await self._workers.run(request.ByteSize(), lambda: self._read(request))
         found = await self._ask(sources if translates else None, pairs, deadline)
         with time.writes():
-            response = pb.ScoreResponse(
-                model=self._card.name,
-                version=str(self._card.version),
-                scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
-            )
+            write = partial(self._response, targets, found)
+            response = await self._workers.run(_WRITTEN_BYTES * sum(map(len, targets)), write)
         self._observe(time, len(pairs))
         return response
+
+    def _read(self, request: pb.ScoreRequest) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[Pair]]:
+        sources = self._sources(request)
+        targets = [self._ids(f"texts[{i}]", text, self._target, "target") for i, text in enumerate(request.texts)]
+        if sum(map(len, targets)) > _MAX_TOKENS:
+            raise InvalidRequest(f"the texts have more than {_MAX_TOKENS} tokens; send them in several calls")
+        return sources, targets, [self.pair(ids, f"texts[{i}]") for i, ids in enumerate(targets)]
+
+    def _response(self, targets: Sequence[Sequence[int]], found: Sequence[Sequence[float]]) -> pb.ScoreResponse:
+        return pb.ScoreResponse(
+            model=self._card.name,
+            version=str(self._card.version),
+            scores=[self._scored(ids, values) for ids, values in zip(targets, found, strict=True)],
+        )
 
     def pair(self, ids: Sequence[int], where: str) -> Pair:
         """What the model reads, and what should follow. Where nothing stands before the first token, it can't be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -33,6 +34,7 @@ _PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+_OPERATIONS = "this port has /metrics and /healthz; calls go to --http-port (8000) or, over gRPC, --grpc-port (8001)"
 _LIST_MODELS = f"/{SERVICE}/ListModels"  # no gRPC method, but it needs the scope of those
 
 
@@ -48,11 +50,20 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
             content, headers["content-encoding"] = gzip.compress(content, compresslevel=1), "gzip"
         return Response(content, headers=headers)
 
-    return Starlette(routes=[Route("/metrics", show_metrics), *_health(lifecycle)])
+    return Starlette(
+        routes=[Route("/metrics", show_metrics), *_health(lifecycle)],
+        exception_handlers={HTTPException: partial(routing_error, hint=_OPERATIONS)},
+    )
 
 
 def gateway_app(
-    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+    inference: Inference,
+    models: Models,
+    lifecycle: Lifecycle,
+    guard: Guard,
+    max_body_bytes: int,
+    max_inputs: int,
+    write_seconds: float | None = None,
 ) -> Starlette:
     """For clients."""
 
@@ -62,11 +73,11 @@ def gateway_app(
         return JSONResponse({"models": list(_cards(models))})
 
     async def description(request: Request) -> Response:
-        return JSONResponse(openapi())
+        return JSONResponse(openapi(max_inputs))
 
     return Starlette(
         routes=[
-            *gateway.routes(inference, lifecycle, guard, max_body_bytes),
+            *gateway.routes(inference, lifecycle, guard, max_body_bytes, write_seconds),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             Route("/docs", _page("docs.html")),

@@ -118,6 +118,7 @@ def test_everything_that_is_exposed_is_declared_and_the_reverse() -> None:
     metrics.calls.labels("m", "OK").inc()
     metrics.call_seconds.labels("m").observe(1)
     metrics.refused.labels("invalid").inc()
+    metrics.loads.labels("loaded").inc()
     parts = {
         "counter": ("", "_created"),
         "gauge": ("",),
