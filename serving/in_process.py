@@ -178,7 +178,9 @@ def load(path: Path, options: LoadOptions) -> InProcess:
     workers = TextWorkers(max_bytes=sys.maxsize)
     loader = ModelLoader(config, real_makers(config), Metrics(), workers)
     served = loader.load(found, _settings(settings, options), found.name)
-    return InProcess(served, DeviceThreads(len(members(served.engine))), workers)
+    driven = members(served.engine)
+    gpus = max((each.device + 1 for each in driven if each.device is not None), default=0)
+    return InProcess(served, DeviceThreads(len(driven), gpus), workers)
 
 
 def _settings(on_disk: ModelSettings, options: LoadOptions) -> ModelSettings:

@@ -76,4 +76,4 @@ def _on_gpu(
         return gpu, plans, plans.plans.cache_buckets
     from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 
-    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options), None
+    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options, owner=gpu), None

@@ -111,7 +111,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             folder, manifest, wanted(folder, manifest, settings), observe
         ),
         fake=lambda observe: fake_engine(fake, observe),
-        thread=lambda: DeviceThreads(max(len(machine.probe.devices), config.threads or cores())),
+        thread=lambda: DeviceThreads(config.threads or cores(), len(machine.probe.devices)),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         pooled=lambda folder, manifest, settings, observe: load_pooled(
             folder, manifest, wanted(folder, manifest, settings), observe
