@@ -17,9 +17,11 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 Option = tuple[str, Any]
 
 # A client tries again by itself, and knows when a first piece has arrived; gRPC's own retries would hide the hint.
-# A server that starts again is found soon, instead of after gRPC's minutes.
+# A server that starts again is found soon, instead of after gRPC's minutes. All addresses of a name are asked, in turn;
+# by default it would be the first that answers, for as long as it does.
 CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.enable_retries", 0),
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

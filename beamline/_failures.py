@@ -97,7 +97,7 @@ _KINDS: dict[Any, type[BeamlineError]] = {
 
 def _unreached(details: str, connection: Connection) -> Unavailable:
     target = connection.target
-    connecting = "failed to connect" in details
+    connecting = any(words in details for words in ("failed to connect", "connections to all backends failing"))
     found = next((pair for pair in _HINTS[connection.encrypted] if pair[0] in details and connecting), None)
     if found is not None:
         says, hint = found

@@ -48,6 +48,7 @@ class ServeConfig:
     max_connections_per_address: int | None = None  # of the gateway; None: no limit, because of proxies
     keepalive_seconds: float = 60.0  # then a silent gRPC client is asked if it is there
     max_connection_seconds: float | None = None  # then a gRPC connection is closed; None: never
+    load_reports: bool = False  # with every answer, for load balancers (ORCA)
     watchdog_seconds: float = 60.0  # a step that takes longer is one that will not end
     device: str = "auto"  # or cpu, cuda, tensorrt
     threads: int = 0  # of a model; 0: as many as there are cores

@@ -83,7 +83,8 @@ class Server:
     async def _start(self) -> None:
         config = self.config
         access = Access(None if config.tokens is None else TokenFile(config.tokens).client_of)
-        guard = Guard(self.metrics, access, ClientLimit(config.max_calls_per_client), self._tracing)
+        limit = ClientLimit(config.max_calls_per_client)
+        guard = Guard(self.metrics, access, limit, self._tracing, config.load_reports)
         tls = None if config.tls is None else ServerTls(config.tls)
         write_seconds = config.write_seconds
         connections = share_descriptors(config.max_connections)

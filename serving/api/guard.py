@@ -24,12 +24,16 @@ from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
 from beamline.serving.errors import RequestError, SlowReader
 from beamline.serving.security.access import Access, Client, ClientLimit, scope_of
 from beamline.serving.security.attempts import TokenAttempts
+from beamline.serving.telemetry.load_report import GRPC_TRAILER, HTTP_HEADER
 from beamline.serving.telemetry.logs import ACCESS
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger(ACCESS)
+
+# What a balancer should turn away from. Other failures are the caller's.
+_OUR_FAULT = (StatusCode.RESOURCE_EXHAUSTED, StatusCode.UNAVAILABLE, StatusCode.INTERNAL)
 
 
 @dataclass(slots=True)
@@ -47,7 +51,11 @@ class CallRecord:
 
 
 class Guard:
-    def __init__(self, metrics: Metrics, access: Access, limit: ClientLimit, tracing: Tracing) -> None:
+    def __init__(
+        self, metrics: Metrics, access: Access, limit: ClientLimit, tracing: Tracing, load_reports: bool = False
+    ) -> None:
+        """`load_reports`: tell callers how busy this server is."""
+        self._load_reports = load_reports
         self._metrics = metrics
         self._access = access
         self._limit = limit
@@ -95,7 +103,21 @@ class Guard:
             seconds = time.monotonic() - started
             self._metrics.calls.labels(method, record.code.name).inc()
             self._metrics.call_seconds.labels(method).observe(seconds)
+            if record.model is not None:
+                self._metrics.load.call(record.code in _OUR_FAULT)
             _log_call(method, record, seconds, headers[REQUEST_ID])
+
+    def load_trailer(self, record: CallRecord) -> tuple[tuple[str, bytes], ...]:
+        """The load report, as metadata that goes out behind a gRPC call; nothing where it is not wanted, nor where the
+        call asked no model: a stranger is told nothing."""
+        return ((GRPC_TRAILER, self._metrics.load.message()),) if self._reports(record) else ()
+
+    def load_header(self, record: CallRecord) -> dict[str, str]:
+        """The same for HTTP."""
+        return {HTTP_HEADER: self._metrics.load.text()} if self._reports(record) else {}
+
+    def _reports(self, record: CallRecord) -> bool:
+        return self._load_reports and record.model is not None
 
     def failure(self, error: Exception, method: str, request_id: str) -> Status:
         """The status of a call that failed. Counts a refusal, and logs an error that is the server's own."""

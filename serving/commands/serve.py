@@ -170,6 +170,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="close gRPC connections that are older, so that clients balance anew (never)",
     )
+    parser.add_argument(
+        "--load-reports",
+        action="store_true",
+        help="tell load balancers with every answer how busy this server is (ORCA; see docs/balancing.md)",
+    )
     _add_security(parser)
     parser.add_argument(
         "--log-format",
@@ -298,6 +303,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_connections_per_address=args.max_connections_per_address,
         keepalive_seconds=args.keepalive_seconds,
         max_connection_seconds=args.max_connection_age,
+        load_reports=args.load_reports,
         watchdog_seconds=args.watchdog_seconds,
         device=args.device,
         threads=args.threads,

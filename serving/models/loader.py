@@ -200,7 +200,9 @@ class ModelLoader:
 
     def has_it_now(self, label: str, model: ServedModel | None) -> None:
         """Whose metrics these are before its first step. None: what was counted stays, what steps measure is over."""
-        self._metrics.slots.labels(label).set(0 if model is None else model.slots)
+        slots = 0 if model is None else model.slots
+        self._metrics.slots.labels(label).set(slots)
+        self._metrics.load.serves(label, slots)
 
     def _observe_host_time(self, manifest: AnyManifest, statistics: Statistics) -> ObserveHostTime:
         name, version = manifest.name, str(manifest.version)

