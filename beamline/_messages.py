@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from google.protobuf.message import Message as ProtobufMessage
 
@@ -40,6 +40,9 @@ from beamline.types import (
     Model,
     Prompt,
     Score,
+    SearchCandidate,
+    SearchStep,
+    SearchTrace,
     Timings,
     Token,
     TokenIds,
@@ -197,7 +200,10 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
             str(options.get("version", "")),
         )  # as asked for: a reply has none
         return TranslationPiece(
-            reply.input, reply.text, _translation(reply.translation, model, version) if whole else None
+            reply.input,
+            reply.text,
+            _translation(reply.translation, model, version) if whole else None,
+            tuple(map(_search_step, reply.search_steps)),
         )
 
     operation: Operation[Translation] = Operation(
@@ -558,6 +564,7 @@ def _generation(items: Sequence[Any], single: bool, options: Options) -> Operati
                 _timings(response.timings),
                 response.model,
                 response.version,
+                _search_trace(response.search_trace) if response.HasField("search_trace") else None,
             )
         ]
 
@@ -573,6 +580,8 @@ def _generation_piece(reply: pb.GenerateReply) -> GenerationPiece:
         tuple(map(_token, reply.tokens)),
         _FINISH_REASONS.get(reply.finish_reason),
         _usage(reply.usage) if reply.HasField("usage") else None,
+        tuple(map(_search_step, reply.search_steps)),
+        _search_trace(reply.search_trace) if reply.HasField("search_trace") else None,
     )
 
 
@@ -584,7 +593,42 @@ def _translation(message: pb.Translation, model: str, version: str) -> Translati
         _timings(message.timings),
         model,
         version,
+        tuple(map(_search_trace, message.search_traces)),
     )
+
+
+_FATES: dict[int, Literal["live", "pruned", "finished"]] = {
+    pb.SEARCH_FATE_LIVE: "live",
+    pb.SEARCH_FATE_PRUNED: "pruned",
+    pb.SEARCH_FATE_FINISHED: "finished",
+}
+
+
+def _search_trace(message: pb.SearchTrace) -> SearchTrace:
+    return SearchTrace(
+        message.beam_size,
+        message.samples,
+        message.length_penalty,
+        tuple(map(_search_step, message.steps)),
+        tuple((end.step, end.candidate) for end in message.hypotheses),
+        message.truncated,
+    )
+
+
+def _search_step(message: pb.SearchStep) -> SearchStep:
+    candidates = tuple(
+        SearchCandidate(
+            each.id if each.HasField("id") else None,
+            each.piece,
+            each.parent,
+            each.score,
+            each.normalized_score,
+            _FATES[each.fate],
+            _FINISH_REASONS.get(each.finish_reason),
+        )
+        for each in message.candidates
+    )
+    return SearchStep(message.number, candidates, message.forced, message.part)
 
 
 def _hypothesis(message: pb.Hypothesis) -> Hypothesis:

@@ -372,7 +372,7 @@ class Engine:
             decode=self._clock() - request.started - request.encode_seconds,
         )
         self._queue.served(timings.encode + timings.decode)
-        self._finish(slot, Result(hypotheses, timings, request.cached_tokens), Outcome.OK)
+        self._finish(slot, Result(hypotheses, timings, request.cached_tokens, request.search.trace()), Outcome.OK)
 
     def _aligned(self, request: Request, hypothesis: Hypothesis) -> Hypothesis:
         prefix, start = request.prefix, self.manifest.vocabulary.start_id

@@ -17,7 +17,7 @@ from beamline.serving.contract.call import DEFAULT_PRIORITY
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Answer, Output, Piece, Result
+from beamline.serving.engine.outputs import Answer, Output, Piece, Result, TraceStep
 from beamline.serving.engine.search.beam_search import BeamSearch
 from beamline.serving.engine.search.logits_processors import LogitsProcessors
 from beamline.serving.engine.search.sampler import Sampler
@@ -107,14 +107,15 @@ class Request:
     def out_of_time(self, now: float) -> bool:
         return self.stop_at is not None and now >= self.stop_at
 
-    def new_pieces(self) -> list[Piece]:
-        """What has become certain since it was last asked, where it streams."""
+    def new_pieces(self) -> list[Piece | TraceStep]:
+        """What has become certain since it was last asked, where it streams; and the search's steps, where it is
+        traced."""
         if not self.streams:
             return []
         pieces = self.search.new_pieces(self.streamed)
         for piece in pieces:
             self.streamed[piece.index] += len(piece.tokens)
-        return pieces
+        return [*pieces, *(() if self.search.tracer is None else self.search.tracer.take())]
 
     def record(self, answer: Answer, outcome: Outcome, now: float) -> Finished:
         return Finished(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine
-from beamline.serving.engine.outputs import Piece, Result
+from beamline.serving.engine.outputs import Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
@@ -22,6 +22,7 @@ from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import GenerationOptions, generation_options
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.search_traces import search_step, search_trace
 
 _MAX_MESSAGES = 1024
 
@@ -63,12 +64,19 @@ class Generator:
         with time.reads():
             prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
+        traced: list[pb.SearchStep] = []
+        async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
             async for result in steps:
                 replies = [reply for answer in answers if (reply := answer.new_reply()) is not None]
-                if result is not None:
+                if result is not None or traced:
                     replies = replies or [pb.GenerateReply()]
+                if traced:
+                    replies[0].search_steps.extend(traced)
+                    traced.clear()
+                if result is not None:
                     replies[-1].usage.CopyFrom(self._usage(prepared, answers, result))
+                    if result.trace is not None:
+                        replies[-1].search_trace.CopyFrom(search_trace(result.trace, self._tokenizer, with_steps=False))
                 for reply in replies:
                     yield reply
         self._observe(time, 1)
@@ -78,7 +86,8 @@ class Generator:
         with time.reads():
             prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
+        traced: list[pb.SearchStep] = []
+        async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
         with time.writes():
@@ -89,6 +98,9 @@ class Generator:
                 usage=self._usage(prepared, answers, result),
                 timings=milliseconds([result.timings]),
             )
+            if result.trace is not None:
+                response.search_trace.CopyFrom(search_trace(result.trace, self._tokenizer, with_steps=False))
+                response.search_trace.steps.extend(traced)
         self._observe(time, 1)
         return response
 
@@ -151,9 +163,15 @@ class Generator:
         return answers
 
     async def _decode(
-        self, prepared: _Prepared, answers: Sequence[Answer], deadline: float | None, time: HostTime
+        self,
+        prepared: _Prepared,
+        answers: Sequence[Answer],
+        traced: list[pb.SearchStep],
+        deadline: float | None,
+        time: HostTime,
     ) -> AsyncGenerator[Result | None]:
-        """Fills the answers; yields when there is something new in them, at last with the result."""
+        """Fills the answers, and the steps of the search where they are traced; yields when there is something new in
+        them, at last with the result."""
         options = prepared.options.decoding
         stream = Stream(
             self._engine,
@@ -169,8 +187,12 @@ class Generator:
                     for _, output in batch:
                         if isinstance(output, Result):
                             result = output
+                            steps = output.trace.steps if output.trace is not None else ()
+                            traced += [search_step(step, self._tokenizer) for step in steps]
                             for answer, hypothesis in zip(answers, output.hypotheses, strict=False):
                                 answer.complete(hypothesis)
+                        elif isinstance(output, TraceStep):
+                            traced.append(search_step(output, self._tokenizer))
                         elif isinstance(output, Piece) and output.index < len(answers):
                             answer = answers[output.index]
                             answer.take(output)
