@@ -593,6 +593,7 @@ def _translation(message: pb.Translation, model: str, version: str) -> Translati
         _timings(message.timings),
         model,
         version,
+        tuple(Token(token.id, token.piece) for token in message.source),
         tuple(map(_search_trace, message.search_traces)),
     )
 

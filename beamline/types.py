@@ -204,6 +204,7 @@ class Translation:
     timings: Timings
     model: str  # that answered; in a stream, as the call named it
     version: str
+    source: tuple[Token, ...] = ()  # where tokens and alignment are asked for: what the weights of a row are of
     search_traces: tuple[SearchTrace, ...] = ()  # where asked for: one, or one for each part of a text that was split
 
     @property

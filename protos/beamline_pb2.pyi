@@ -144,18 +144,20 @@ class TranslateResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., translations: _Optional[_Iterable[_Union[Translation, _Mapping]]] = ...) -> None: ...
 
 class Translation(_message.Message):
-    __slots__ = ("hypotheses", "source_tokens", "target_tokens", "timings", "search_traces")
+    __slots__ = ("hypotheses", "source_tokens", "target_tokens", "timings", "source", "search_traces")
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     SEARCH_TRACES_FIELD_NUMBER: _ClassVar[int]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     source_tokens: int
     target_tokens: int
     timings: Timings
+    source: _containers.RepeatedCompositeFieldContainer[Token]
     search_traces: _containers.RepeatedCompositeFieldContainer[SearchTrace]
-    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., search_traces: _Optional[_Iterable[_Union[SearchTrace, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., search_traces: _Optional[_Iterable[_Union[SearchTrace, _Mapping]]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("text", "score", "tokens", "token_log_probs", "alignment", "finish_reason")

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.guard import Guard
+from beamline.serving.api.http import operating
 from beamline.serving.api.http.app import gateway_app, operations_app
 from beamline.serving.api.http.server import HttpServer
 from beamline.serving.api.inference import Inference
@@ -98,7 +99,8 @@ class Server:
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle)
         if self._gateway is not None:
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes)
+            more = operating.routes(lambda: self.manager, config.repository, self.metrics.history, guard)
+            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes, more)
             await self._gateway.start(app)
         self.manager = manager = ModelManager(
             config.repository,

@@ -52,6 +52,16 @@ class _Counts:
     compactions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """A slot that is taken."""
+
+    slot: int
+    since: float  # on the engine's clock
+    beams: int
+    tokens: int  # generated so far
+
+
 class Engine:
     def __init__(
         self,
@@ -72,6 +82,7 @@ class Engine:
         self.plan = plan
         self.reserved_bytes = backend.allocate(plan.slots, plan.largest)
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
+        self.first_slot = 0  # how its own are numbered among those of the model's other engines
         self.observe = observe
         self._backend = backend
         self._clock = clock
@@ -138,6 +149,11 @@ class Engine:
         """How many requests are here, to choose between several engines by."""
         queued = self._queue.waiting + self._scoring.queue.waiting
         return queued + len(self._scheduler.preparing) + len(self._scheduler.active)
+
+    def occupied(self) -> list[Occupied]:
+        """Who has a slot just now: a look from outside, for people."""
+        active = list(enumerate(self._scheduler.active, self.first_slot))
+        return [Occupied(slot, each.started, each.search.width, each.search.generated) for slot, each in active]
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -395,7 +411,7 @@ class Engine:
         if moved is not None:
             self._backend.move(moved, slot)
             self._counts.moves += 1
-        self._outputs.answer(request, answer, outcome)
+        self._outputs.answer(request, answer, outcome, self.first_slot + slot)
 
     # -- report --------------------------------------------------------------------------------------------------
 

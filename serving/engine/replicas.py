@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from beamline.serving.contract.stats import StepStats
-from beamline.serving.engine.core import Engine
+from beamline.serving.engine.core import Engine, Occupied
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Overloaded
@@ -31,6 +31,8 @@ class Replicas:
         self.reserved_bytes = sum(engine.reserved_bytes for engine in self.engines)
         self._lock = threading.Lock()
         self._turn = 0
+        for before, engine in zip(self.engines, self.engines[1:], strict=False):
+            engine.first_slot = before.first_slot + before.plan.slots
 
     def submit(self, request: Request) -> None:
         """Where one is full, the next may not be: only when all are is the request refused."""
@@ -42,6 +44,9 @@ class Replicas:
                 refusal = refusal or error
         assert refusal is not None
         raise refusal
+
+    def occupied(self) -> list[Occupied]:
+        return [each for engine in self.engines for each in engine.occupied()]
 
     def stop_hypothesis(self, request_id: int, index: int = 0) -> None:
         for engine in self.engines:  # those that don't know it ignore it

@@ -117,7 +117,7 @@ class Request:
             self.streamed[piece.index] += len(piece.tokens)
         return [*pieces, *(() if self.search.tracer is None else self.search.tracer.take())]
 
-    def record(self, answer: Answer, outcome: Outcome, now: float) -> Finished:
+    def record(self, answer: Answer, outcome: Outcome, now: float, slot: int | None = None) -> Finished:
         return Finished(
             outcome=outcome,
             queue_seconds=(self.started or now) - self.submitted,
@@ -126,6 +126,7 @@ class Request:
             source_tokens=self.source_length + len(self.target),  # all of them are read
             target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
             encode_seconds=self.encode_seconds,
+            slot=slot,
         )
 
 
@@ -146,9 +147,9 @@ class OutputCollector:
     def stream(self, request: Request) -> None:
         self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
 
-    def answer(self, request: Request, answer: Answer, outcome: Outcome) -> None:
+    def answer(self, request: Request, answer: Answer, outcome: Outcome, slot: int | None = None) -> None:
         self._outputs.append(RequestOutput(request, answer))
-        self._finished.append(request.record(answer, outcome, self._clock()))
+        self._finished.append(request.record(answer, outcome, self._clock(), slot))
 
     def take(self) -> tuple[list[RequestOutput], tuple[Finished, ...]]:
         """All since the last time."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.telemetry.history import History
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
 from beamline.version import beamline_version
 
@@ -92,16 +93,19 @@ class Metrics:
         declare("build_info", "gauge", ("version",), "The version of the server.")
         Info("beamline_build", "The version of the server.", registry=registry).info({"version": beamline_version()})
 
+        self.history = History()
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
 
     def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
         """The consumer for one model's engine. It runs on the engine's thread at every step."""
         ours = _StepObserver(self, label)
+        past = self.history.of(label)
         self.triton.declare(model, version)
 
         def observe(step: StepStats) -> None:
             ours(step)
+            past.observe(step)
             self.triton.step(model, version, step)
 
         return observe

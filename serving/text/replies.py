@@ -34,7 +34,8 @@ class Wanted:
 
 
 class ReplyBuilder:
-    def __init__(self, target: Tokenizer) -> None:
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self._source = source
         self._target = target
 
     def translation(
@@ -49,8 +50,13 @@ class ReplyBuilder:
             source_tokens=sum(request.source_length for request in prepared.requests),
             target_tokens=len(candidates[0][1].tokens),
             timings=milliseconds([result.timings for result in results]),
+            source=self._source_tokens(prepared) if wanted.tokens and wanted.alignment else (),
             search_traces=[search_trace(trace, self._target, part, not streamed) for part, trace in traces],
         )
+
+    def _source_tokens(self, prepared: PreparedInput) -> list[pb.Token]:
+        ids = [token for request in prepared.requests for token in request.source]
+        return [pb.Token(id=token, piece=self._source.token(token)) for token in ids]
 
     def _candidates(self, prepared: PreparedInput, results: Sequence[Result]) -> list[tuple[str, Hypothesis]]:
         if len(results) == 1:

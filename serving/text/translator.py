@@ -35,7 +35,7 @@ class Translator:
         self.card = card
         self._engine = engine
         self._reader = TranslationReader(card, source, target, limits)
-        self._replies = ReplyBuilder(target)
+        self._replies = ReplyBuilder(source, target)
         self._target = target
         self._scorer = TextScorer(card, engine, source, target, limits, observe)
         self._limits = limits

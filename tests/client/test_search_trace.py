@@ -70,7 +70,6 @@ async def test_the_shipped_models_search_can_be_replayed() -> None:
 
             pieces = [piece async for piece in client.translate_stream(TEXT, **asked, return_search_trace=True)]
             steps = [step for piece in pieces for step in piece.search_steps]
-            assert len(pieces) > 2
             assert [step.number for step in steps] == list(range(len(steps)))
             last = pieces[-1].translation
             assert last is not None

@@ -1,20 +1,19 @@
-"""The two HTTP applications: metrics and health for operators; gateway, OpenAPI and web pages for clients."""
+"""The two HTTP applications: metrics and health for operators; gateway, OpenAPI and the studio for clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import resources
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http import gateway
+from beamline.serving.api.http import gateway, pages
 from beamline.serving.api.http.errors import error_response, routing_error
 from beamline.serving.api.http.openapi import openapi
 from beamline.serving.api.inference import SERVICE, Inference
@@ -25,13 +24,6 @@ from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
 
-# A page may run its own script and ask its own server, and nothing else.
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
 _LIST_MODELS = f"/{SERVICE}/ListModels"  # no gRPC method, but it needs the scope of those
 
 
@@ -47,9 +39,14 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
 
 
 def gateway_app(
-    inference: Inference, models: Models, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+    inference: Inference,
+    models: Models,
+    lifecycle: Lifecycle,
+    guard: Guard,
+    max_body_bytes: int,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """For clients."""
+    """For clients; `more` is what else the server has to tell."""
 
     async def list_models(request: Request) -> Response:
         if (refused := _refused(guard, _LIST_MODELS, request)) is not None:
@@ -64,8 +61,8 @@ def gateway_app(
             *gateway.routes(inference, lifecycle, guard, max_body_bytes),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
-            Route("/docs", _page("docs.html")),
-            Route("/", _page("try.html")),
+            *more,
+            *pages.routes(),
             *_health(lifecycle),
         ],
         exception_handlers={HTTPException: routing_error},
@@ -108,13 +105,8 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
             "task": "translate" if card.translates else "generate",
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
+            "feature_width": card.feature_width,  # it reads vectors of so many values; 0: text
+            "chat": card.chat_template is not None,
+            "limits": card.limits.model_dump(mode="json"),
+            "defaults": card.defaults.model_dump(mode="json", exclude_none=True),
         }
-
-
-def _page(name: str) -> Any:
-    content = resources.files("beamline.serving.api.http").joinpath(name).read_text(encoding="utf-8")
-
-    async def show(request: Request) -> Response:
-        return HTMLResponse(content, headers=_PAGE_HEADERS)
-
-    return show

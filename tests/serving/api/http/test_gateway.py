@@ -301,7 +301,7 @@ def test_the_description_knows_every_method_that_answers_in_json() -> None:
     for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):
         assert api["components"]["schemas"][name]["properties"]
     options = api["components"]["schemas"]["DecodingOptions"]["properties"]
-    assert options["beam_size"] == {"type": "integer", "minimum": 0}
+    assert options["beam_size"] == {"type": "integer", "minimum": 0, "description": "1: greedy"}
     assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
 
 
