@@ -18,7 +18,7 @@ export interface Translation {
   timings?: { queue_ms?: number; encode_ms?: number; decode_ms?: number };
 }
 export interface Model {
-  name: string; version: string; task: "translate" | "generate" | "classify" | "embed"; labels?: string[];
+  name: string; version: string; default?: boolean; task: "translate" | "generate" | "classify" | "embed"; labels?: string[];
   source_languages?: string[]; target_languages?: string[]; feature_width?: number; chat?: boolean;
   limits?: { max_source_length: number; max_target_length: number; max_beam_size: number };
   defaults?: Record<string, any>;

@@ -1,5 +1,5 @@
 import { render } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import "./app.css";
 import { get, hasToken, onToken, setToken, type Model } from "./api.ts";
 import { Generate } from "./generate.tsx";
@@ -38,7 +38,7 @@ function App() {
     return () => removeEventListener("hashchange", follow);
   }, []);
   const key = (model: Model) => `${model.name}/${model.version}`;
-  const model = models.find((each) => key(each) === chosen) ?? models[0];
+  const model = models.find((each) => key(each) === chosen) ?? models.find((each) => each.default) ?? models[0];
   const able = tasks(model);
   const shown: View = view === "models" || view === "live" || able.includes(view) ? view : able[0] ?? "models";
   const views: View[] = [...able, "models", "live"];
@@ -79,7 +79,7 @@ function TokenBox() {
   const [set, setSet] = useState(hasToken());
   const field = useRef<HTMLInputElement>(null);
   useEffect(() => onToken(() => setSet(hasToken())), []);
-  useEffect(() => { if (open) field.current?.focus(); }, [open]);
+  useLayoutEffect(() => { if (open) field.current?.focus(); }, [open]);
   const use = (event: Event) => { event.preventDefault(); setToken(field.current!.value); field.current!.value = ""; setOpen(false); };
   return (
     <div class="token" onKeyDown={(event) => { if (event.key === "Escape") setOpen(false); }}>

@@ -104,7 +104,7 @@ export function Translate({ model }: { model: Model }) {
         </Card>
       </div>
       <div class="stack">
-        {answer?.source && hypothesis?.alignment?.length ? <Attention key={shown} source={answer.source} hypothesis={hypothesis} hovered={hovered} />
+        {answer && hypothesis?.alignment?.length ? <Attention key={shown} source={answer.source ?? regions(hypothesis)} hypothesis={hypothesis} hovered={hovered} />
           : <Card title="Attention"><p class="hint empty">What each word looked at: after a translation of one sentence.</p></Card>}
       </div>
       <div class="wide stack">
@@ -149,6 +149,9 @@ function FeatureInput({ model, text, setText }: { model: Model; text: string; se
     </>
   );
 }
+
+/** The columns of a model that reads no text: the vectors by their numbers. */
+const regions = (hypothesis: Hypothesis) => hypothesis.alignment![0]!.weights.map((_, index) => ({ piece: `▁${index + 1}` }));
 
 function Samples({ choose }: { choose: (text: string) => void }) {
   return (

@@ -11,7 +11,7 @@ const FATES: Record<string, string> = {
 const LEFT = 14, TOP = 28, AROUND = 3; // columns that are drawn beyond what is seen
 
 function look(rows: number) {
-  if (rows <= 8) return { row: 38, column: 106, scores: true };
+  if (rows <= 8) return { row: 38, column: 104, scores: true };
   if (rows <= 16) return { row: 25, column: 100, scores: false };
   return { row: 19, column: 92, scores: false };
 }
@@ -56,7 +56,7 @@ export function BeamTree({ steps, trace, running }: { steps: Step[]; trace?: Tra
   const x = (node: Node) => LEFT + node.step * column;
   const y = (node: Node) => TOP + node.row * row + row / 2;
   const nodes = tree.columns.slice(Math.max(0, seen.from), seen.to + 1).flat().filter((node) => node.step <= step);
-  const end = (node: Node) => x(node) + column - 30;
+  const end = (node: Node) => x(node) + column - 25;
   const over = !running && !!trace?.hypotheses?.length && step === last;
   const stateOf = (node: Node) => (over && node.fate === "SEARCH_FATE_LIVE" ? "not finished" : FATES[node.fate]);
   const way = new Set(picked ? pathOf(picked) : []);
@@ -89,13 +89,13 @@ export function BeamTree({ steps, trace, running }: { steps: Step[]; trace?: Tra
           {nodes.map((node) => node.parent && (
             <path key={`e${node.step}-${node.place}`} class={kind(node).replace("node", "edge")}
               stroke-width={(0.8 + 3.4 * Math.min(1, Math.exp(node.logProb))).toFixed(2)}
-              d={`M${end(node.parent)} ${y(node.parent)}C${end(node.parent) + 16} ${y(node.parent)} ${x(node) - 18} ${y(node)} ${x(node) - 2} ${y(node)}`} />
+              d={`M${end(node.parent)} ${y(node.parent)}C${end(node.parent) + 14} ${y(node.parent)} ${x(node) - 16} ${y(node)} ${x(node) - 2} ${y(node)}`} />
           ))}
           {nodes.map((node) => (
             <g key={`n${node.step}-${node.place}`} class={kind(node)} onClick={() => { setPicked(node); }} onMouseEnter={() => setPicked(node)}
               data-step={node.step} data-place={node.place} data-score={node.score} data-fate={node.fate}>
               <title>{`${textOf(node)}\nsum ${fixed(node.score)}, normalised ${fixed(node.normalized)}, token ${percent(Math.exp(node.logProb))}`}</title>
-              <rect x={x(node) - 3} y={y(node) - row / 2 + 2} width={column - 26} height={row - 4} rx={5} />
+              <rect x={x(node) - 3} y={y(node) - row / 2 + 2} width={column - 21} height={row - 4} rx={5} />
               <text class="piece" x={x(node) + 5} y={y(node) + (scores ? -3 : 4)}>{shorten(label(node.piece, node.step === 0), scores ? 10 : 9)}</text>
               {scores && <text class="score" x={x(node) + 5} y={y(node) + 11}>{fixed(node.score, 2)}{node.rank ? ` · ${node.rank}.` : ""}</text>}
             </g>

@@ -135,11 +135,13 @@ export function svgText(svg: SVGSVGElement): string {
     "font-size", "font-family", "font-weight", "text-anchor", "dominant-baseline"];
   [copy, ...copy.querySelectorAll("*")].forEach((element, index) => {
     const style = getComputedStyle(originals[index]!);
+    const inherited = index === 0 ? null : getComputedStyle(originals[index]!.parentElement!);
     for (const name of styled) {
       const value = style.getPropertyValue(name);
-      if (value) element.setAttribute(name, value);
+      const usual = name === "opacity" ? "1" : inherited?.getPropertyValue(name); // opacity alone is not inherited
+      if (value && value !== usual) element.setAttribute(name, value);
     }
-    for (const name of ["class", "tabindex", "role"]) element.removeAttribute(name);
+    for (const name of element.getAttributeNames()) if (/^(class|tabindex|role|aria-.*|data-.*)$/.test(name)) element.removeAttribute(name);
   });
   const box = svg.viewBox.baseVal;
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");

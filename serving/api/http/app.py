@@ -94,9 +94,12 @@ def _refused(guard: Guard, method: str, request: Request) -> Response | None:
 
 
 def _cards(models: Models) -> Iterable[dict[str, Any]]:
+    default = models.default()
     for model in models.everything():
         card = model.card
         named: dict[str, Any] = {"name": card.name, "version": str(card.version)}
+        if model is default:  # what a call that names none uses
+            named["default"] = True
         if isinstance(card, PooledManifest):
             yield {**named, "task": card.task, "labels": list(card.labels)}
             continue

@@ -24,8 +24,10 @@ from beamline.serving.models.engines import FakeSettings, fake_engine
 from beamline.serving.models.loader import Observe, real_makers
 from beamline.serving.security.tokens import Scope, new_token
 from beamline.serving.server import Server
+from tests.converters.families.test_captions import EXAMPLE, write_converted
 from tests.loadtest.browser import MISSING, Browser, available, browsing
 from tests.serving.doubles import started
+from tests.support.fixture_cache import fixture_cache
 from tests.support.processes import PATIENCE, ROOT, eventually
 
 TEXT = "The file could not be opened."
@@ -65,15 +67,16 @@ def in_thread(config: ServeConfig) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, pooled_repository: Path) -> Path:
     root = tmp_path_factory.mktemp("repository")
-    for source in (*(ROOT / "model_repo").iterdir(), *pooled_repository.iterdir()):
+    captions = fixture_cache().fill(root / "made", write_converted, files=[EXAMPLE], kind="paper") / "repository"
+    for source in (*(ROOT / "model_repo").iterdir(), *pooled_repository.iterdir(), *captions.iterdir()):
         if source.is_dir():
-            shutil.copytree(source, root / source.name)
-    return root
+            shutil.copytree(source, root / "served" / source.name)
+    return root / "served"
 
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[str]:
-    """The shipped models, a classifier, and a language model that echoes and chats."""
+    """The shipped models, a classifier, one that captions, and a language model that echoes and chats."""
     with in_thread(
         ServeConfig(
             repository=repository,
@@ -338,6 +341,11 @@ def test_the_task_follows_the_model(studio: Studio) -> None:
         "userhi",
         "assistanthi",
     ]
+    studio.view("translate", "captions")
+    assert studio.text("nav a[aria-current]") == "Captions"
+    studio.browser.click_through("document.querySelector('.hint .quiet').click();")
+    studio.go("document.querySelectorAll('.heat .row').length > 1")
+    assert studio("document.querySelectorAll('.heat .row:first-of-type .cell').length") == 4
     studio.view("classify", "mood")
     studio.go()
     assert studio("document.querySelectorAll('.labelled').length") == 2
@@ -419,7 +427,7 @@ def test_a_token_stays_in_the_tab(browser: Browser, tmp_path: Path) -> None:
 
         def use(value: str) -> None:
             browser.click_through("document.querySelector('.token button').click();")
-            studio.wait("document.querySelector('#token')")
+            studio.wait("document.activeElement.id === 'token'")
             studio.fill("#token", value)
             browser.press(ENTER)
             studio.wait("!document.querySelector('#token')")
