@@ -41,7 +41,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu check lint types proto-check studio studio-check fmt docs proto bench demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu check lint types proto-check studio studio-check fmt docs proto methods bench demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,11 +104,16 @@ fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff check --fix-only .
 	$(DEV)/bin/ruff format .
 
-docs: $(DEV)/.ready  ## Write docs/metrics.md from the declarations
+docs: $(DEV)/.ready  ## Write what is generated in docs/: metrics, the API's tables, the picture
 	$(DEV)/bin/python -m beamline.serving.telemetry.metrics_page >docs/metrics.md
+	$(DEV)/bin/python -m docs.api_tables
+	$(DEV)/bin/python -m docs.tree_cache
 
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 	$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+methods: $(DEV)/.ready  ## Make beamline/_async_methods.py of beamline/_methods.py
+	$(DEV)/bin/python -m tests.support.async_methods
 
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)

@@ -85,7 +85,18 @@ def target_of(given: str | None) -> str:
         raise BeamlineError(f"{name} is {target!r}; give HOST:PORT of the gRPC port, for instance {DEFAULT_TARGET}")
     if ":" not in target:
         raise BeamlineError(f"{name} is {target!r}, without a port; give HOST:PORT, for instance {DEFAULT_TARGET}")
+    host, _, port = target.rpartition(":")
+    if target.count(":") == 1 and host and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise BeamlineError(f"{name} is {target!r}; its port must be a number from 1 to 65535")
     return target
+
+
+def read_token(path: str | Path) -> str:
+    """The only content of a file."""
+    token = read_file(path).decode("utf-8", "replace").strip()
+    if not (token.isascii() and token.isprintable()):
+        raise BeamlineError(f"{path} holds no token")
+    return token
 
 
 def read_file(path: str | Path) -> bytes:

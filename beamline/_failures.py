@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from beamline._calls.operation import deadline_sentence
 from beamline._channel import TARGET_VARIABLE, Connection
 from beamline.errors import (
     BeamlineError,
@@ -31,29 +32,31 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds; twice as long each time
 
 _HTTP_PORT = "that is an HTTP port (of the gateway or of the metrics): give the gRPC port, 8001 unless configured"
 
+_CERTIFICATE = (
+    "if it wants to see a certificate, give client_cert and client_key (--tls-cert, --tls-key) of an authority that it "
+    "trusts"
+)
+
 # What gRPC says of a connection that never came to be, and what it means here: without TLS, and with it.
 _HINTS: dict[bool, tuple[tuple[str, str], ...]] = {
     False: (
         ("http1.x server", _HTTP_PORT),
         ("Expected SETTINGS frame", _HTTP_PORT),
-        ("Socket closed", "it closes the connection: if it wants TLS, give tls"),
-        ("reset by peer", "it closes the connection: if it wants TLS, give tls"),
+        ("Socket closed", "it closes the connection: if it wants TLS, give tls (--tls-ca)"),
+        ("reset by peer", "it closes the connection: if it wants TLS, give tls (--tls-ca)"),
     ),
     True: (
         ("http1.x server", _HTTP_PORT),
         ("Expected SETTINGS frame", _HTTP_PORT),
-        ("WRONG_VERSION_NUMBER", "it does not talk TLS: leave tls away"),
-        ("CERTIFICATE_VERIFY_FAILED", "its certificate is not of an authority that is trusted: give its file as tls"),
+        ("WRONG_VERSION_NUMBER", "it does not talk TLS: leave tls (--tls-ca) away"),
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "its certificate is not of an authority that is trusted: give its file as tls (--tls-ca)",
+        ),
         ("Hostname Verification", "its certificate is for another name than the target's"),
         ("Cannot check peer", "it talks TLS without HTTP/2: give the gRPC port, 8001 unless configured"),
-        (
-            "Socket closed",
-            "if it wants to see a certificate, give client_cert and client_key of an authority that it trusts",
-        ),
-        (
-            "reset by peer",
-            "if it wants to see a certificate, give client_cert and client_key of an authority that it trusts",
-        ),
+        ("Socket closed", _CERTIFICATE),
+        ("reset by peer", _CERTIFICATE),
     ),
 }
 
@@ -77,7 +80,7 @@ def failure_of(error: Any, connection: Connection, timeout: float | None) -> Bea
     if code is grpc.StatusCode.UNIMPLEMENTED and not answered:
         return Unimplemented(f"what answers at {connection.target} speaks gRPC, but has no such method: no beamline?")
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return Unauthenticated(f"{sentence} (here: Client(token=...))")
+        return Unauthenticated(f"{sentence} (here: token=..., or --token-file)")
     kind = _KINDS.get(code)
     return InternalError(f"{sentence} ({code.name})") if kind is None else kind(sentence)
 
@@ -90,10 +93,6 @@ _KINDS: dict[Any, type[BeamlineError]] = {
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
-
-
-def deadline_sentence(timeout: float) -> str:
-    return f"no answer within the timeout of {timeout:g} s"
 
 
 def _unreached(details: str, connection: Connection) -> Unavailable:
@@ -109,7 +108,7 @@ def _unreached(details: str, connection: Connection) -> Unavailable:
     if connecting:
         return Unavailable(
             f"nothing answers at {target}: start a server with `beamline serve`, "
-            f'or say where it is (Client("HOST:PORT") or {TARGET_VARIABLE})'
+            f"or say where it is (target, --target or {TARGET_VARIABLE})"
         )
     return Unavailable(f"the connection to {target} was lost before the answer was there")
 

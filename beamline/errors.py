@@ -1,5 +1,5 @@
-"""What a client raises. It is the one tree of `beamline.serving.errors`: what a server refuses is raised here as the
-class that the server raised, where the status of the call says so.
+"""What clients and models in process raise. It is the one tree of `beamline.serving.errors`: what a server refuses is
+raised here as the class that the server raised, where the status of the call says so.
 
     BeamlineError
     ├── RequestError
@@ -14,6 +14,7 @@ class that the server raised, where the status of the call says so.
     │   ├── Unauthenticated         the server wants a token, or doesn't know this one
     │   ├── Forbidden               the token is known, but not for this
     │   └── Unimplemented           this server does not have that method
+    ├── ModelError                  a model on disk can't be loaded: the file and what is wrong with it
     └── InternalError               the server failed; its log has more under the request id of the message
 """
 
@@ -25,6 +26,7 @@ from beamline.serving.errors import (
     DeadlinePassed,
     Forbidden,
     InvalidRequest,
+    ModelError,
     ModelNotFound,
     Overloaded,
     RequestError,
@@ -41,6 +43,7 @@ __all__ = [
     "InvalidItem",
     "InvalidRequest",
     "Misconnected",
+    "ModelError",
     "ModelNotFound",
     "Overloaded",
     "RequestError",

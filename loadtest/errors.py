@@ -1,6 +1,6 @@
 """The errors of the load tester. Their texts are sentences for its user.
 
-`beamline.serving.errors` is not used on purpose: the load tester knows the wire and nothing else of ours.
+They are no errors of `beamline.errors`, on purpose: what a client raises is what a load test measures.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from beamline._channel import DEFAULT_TARGET, TARGET_VARIABLE
 from beamline.loadtest.errors import LoadTestError
 from beamline.loadtest.load.arrivals import Arrivals, Bursty, ClosedLoop, Constant, Poisson, Replay
 from beamline.loadtest.load.texts import (
@@ -37,7 +38,10 @@ T = TypeVar("T")
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("the server")
-    where.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
+    usual = os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET
+    where.add_argument(
+        "--target", default=usual, metavar="HOST:PORT", help=f"({TARGET_VARIABLE}, else {DEFAULT_TARGET})"
+    )
     where.add_argument(
         "--protocol",
         choices=tuple(TARGETS),

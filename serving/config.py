@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from beamline.serving.security.tls import TlsFiles
+if TYPE_CHECKING:  # a model in process needs no gRPC, which TLS is for
+    from beamline.serving.security.tls import TlsFiles
 
 MIB = 1024 * 1024
 
@@ -37,7 +39,11 @@ class ServeConfig:
     watch_seconds: float | None = None  # how often to look for changes in the repository; None: never
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
+    drain_delay_seconds: float = 5.0  # between the first health check that says no, and the first call that is refused
     drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
+    max_connections: int | None = None  # of gRPC, and of the gateway; None: as the limit of open files allows
+    max_connections_per_address: int | None = None  # of the gateway; None: no limit, because of proxies
+    keepalive_seconds: float = 60.0  # then a silent gRPC client is asked if it is there
     max_connection_seconds: float | None = None  # then a gRPC connection is closed; None: never
     watchdog_seconds: float = 60.0  # a step that takes longer is one that will not end
     device: str = "auto"  # or cpu, cuda, tensorrt

@@ -48,10 +48,14 @@ class ModelUnavailable(RequestError):
     pass
 
 
-class Overloaded(RequestError):
+class _TryAgain(RequestError):
     def __init__(self, sentence: str, retry_after: float | None = None) -> None:
         super().__init__(sentence)
         self.retry_after = retry_after  # seconds; None where it is not known
+
+
+class Overloaded(_TryAgain):
+    pass
 
 
 class Unimplemented(RequestError):
@@ -66,7 +70,7 @@ class Forbidden(RequestError):
     pass
 
 
-class ShuttingDown(RequestError):
+class ShuttingDown(_TryAgain):
     pass
 
 

@@ -1,4 +1,4 @@
-"""The phase of the server (loading, ready, draining) and the count of running calls, for all APIs.
+"""The phase of the server (loading, ready, leaving, draining) and the count of running calls, for all APIs.
 
 Ready means that the server takes calls and serves at least one model. A server whose last model was unloaded still
 takes calls, which fail with the reason, and may load a model again; but it reports that it is not ready, so that load
@@ -14,10 +14,13 @@ from enum import StrEnum
 
 from beamline.serving.errors import ShuttingDown
 
+_RETRY_SECONDS = 1.0  # by then a load balancer has noticed, or a supervisor has started another process
+
 
 class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
+    LEAVING = "leaving"  # health checks say no, calls are still answered: load balancers need time to notice
     DRAINING = "draining"
     FAILED = "failed"  # engines don't step any more: the process is about to end
 
@@ -57,7 +60,7 @@ class Lifecycle:
     def call(self) -> Iterator[None]:
         """Around every call that needs an engine. Raises `ShuttingDown` if the server takes no calls; a call that runs
         when the drain begins is finished."""
-        if self.phase is not Phase.READY:
+        if self.phase not in (Phase.READY, Phase.LEAVING):
             raise self._refusal()
         self._calls += 1
         self._idle.clear()
@@ -85,7 +88,8 @@ class Lifecycle:
             raise self._refusal() from None
 
     def _refusal(self) -> ShuttingDown:
-        return ShuttingDown(f"this server is {self.phase} and takes no new work; try another one")
+        sentence = f"this server is {self.phase} and takes no new work; try another one"
+        return ShuttingDown(sentence, retry_after=_RETRY_SECONDS)
 
     async def idle(self) -> None:
         """Returns when no call is running."""

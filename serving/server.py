@@ -12,10 +12,13 @@ from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.http import operating
 from beamline.serving.api.http.app import gateway_app, operations_app
+from beamline.serving.api.http.connections import ConnectionLimits
+from beamline.serving.api.http.framing import Framing
 from beamline.serving.api.http.server import HttpServer
 from beamline.serving.api.inference import Inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.config import ServeConfig
+from beamline.serving.descriptors import share_descriptors
 from beamline.serving.engine.async_engine import fail_running
 from beamline.serving.errors import ModelError, ShuttingDown
 from beamline.serving.lifecycle import Lifecycle, Phase
@@ -23,9 +26,9 @@ from beamline.serving.models.loader import Driver, EngineMakers, ModelLoader, re
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.models.registry import Models
 from beamline.serving.models.watcher import Watcher
-from beamline.serving.security.access import Access
-from beamline.serving.security.limits import ClientLimit
+from beamline.serving.security.access import Access, ClientLimit
 from beamline.serving.security.tls import ServerTls
+from beamline.serving.security.tokens import TokenFile
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
 
@@ -81,16 +84,28 @@ class Server:
 
     async def _start(self) -> None:
         config = self.config
-        guard = Guard(self.metrics, Access(config.tokens), ClientLimit(config.max_calls_per_client), self._tracing)
+        access = Access(None if config.tokens is None else TokenFile(config.tokens).client_of)
+        guard = Guard(self.metrics, access, ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
-        self._metrics_http = HttpServer(config.host, config.metrics_port)
+        connections = share_descriptors(config.max_connections)
+        self._metrics_http = HttpServer(
+            config.host, config.metrics_port, None, ConnectionLimits(connections.operators), guard.count_refusal
+        )
         self._grpc = GrpcServer(
-            config.host, config.grpc_port, config.max_message_bytes, guard, tls, config.max_connection_seconds
+            config.host,
+            config.grpc_port,
+            config.max_message_bytes,
+            guard,
+            tls,
+            connections.grpc,
+            config.keepalive_seconds,
+            config.max_connection_seconds,
         )
         if config.http_port is not None:
-            self._gateway = HttpServer(config.host, config.http_port, tls)
+            limits = ConnectionLimits(connections.gateway, config.max_connections_per_address)
+            self._gateway = HttpServer(config.host, config.http_port, tls, limits, guard.count_refusal)
         operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
-        await self._metrics_http.start(operations)
+        await self._metrics_http.start(Framing(operations, self.lifecycle, guard.count_refusal))
         makers = self._makers or real_makers(config)
         models = self._models
         models.called = self.metrics.triton.call
@@ -101,7 +116,7 @@ class Server:
         if self._gateway is not None:
             more = operating.routes(lambda: self.manager, config.repository, self.metrics.history, guard)
             app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes, more)
-            await self._gateway.start(app)
+            await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,
             ModelLoader(config, makers, self.metrics, self._workers),
@@ -154,6 +169,15 @@ class Server:
             return
         log.info("looking for changes in the model repository")
         self._rescan = asyncio.create_task(self.manager.refresh_all())
+
+    async def leave(self) -> None:
+        """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all
+        the same: so load balancers turn away from it before it refuses any. Ends early if an engine fails."""
+        self.lifecycle.phase = Phase.LEAVING
+        if self._grpc is not None:
+            await self._grpc.report_not_serving()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.failed.wait(), self.config.drain_delay_seconds)
 
     async def drain(self) -> bool:
         """Refuses new calls, finishes the running ones, and sends their responses. False if `drain_seconds` were not

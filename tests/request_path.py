@@ -7,7 +7,9 @@ from the call to its answer. Another call goes before, for what is loaded or cac
 Modules are listed in the order of their first entry, with the function that was entered and its thread. A type is
 listed where an instance was made during the call, or, of protobuf messages, where our code was given one or returned
 it. It carries the request (marked *) where such an instance, when the call is over, holds text or token ids of the
-request or its answer, or another object of the call that does.
+request or its answer, or another object of the call that does. A module handles the request (marked * as well) where
+one of its functions was given such an object, or text or ids themselves, or returned them. The others do something
+beside it: they authenticate, measure, choose a shape, or define what these are.
 
 It runs on any tree of this project, also one whose packages have other names: as a file, with that tree on PYTHONPATH.
 """
@@ -25,7 +27,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 if __name__ == "__main__" and not __package__:
@@ -61,7 +63,7 @@ class Project:
     """What is ours: files below the project's root, but for tests and environments."""
 
     def __init__(self) -> None:
-        server = load("beamline.serving.server")
+        server = load("serving.server")
         assert server.__file__ is not None
         self.root = Path(server.__file__).parents[server.__name__.count(".")]
         self._known: dict[str, bool] = {}
@@ -118,6 +120,8 @@ class RequestPath:
     """What one call has passed."""
 
     modules: dict[str, str] = field(default_factory=dict)  # -> the first function, and its thread
+    passed: dict[str, dict[int, tuple[str, Any]]] = field(default_factory=dict)  # what a module was given and returned
+    handling: set[str] = field(default_factory=set)  # the modules that were given the request or its answer
     types: dict[type, bool] = field(default_factory=dict)  # -> whether it carries the request
     made: list[Any] = field(default_factory=list)
     calls: int = 1  # of our functions
@@ -169,9 +173,11 @@ class Profiler:
                 path.calls += 1
                 for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
                     self._message(path, frame.f_locals.get(name))
+                    _keep(path, module, name, frame.f_locals.get(name))
             return
         if ours:
             self._message(path, arg)
+            _keep(path, module, code.co_name, arg)
         if code.co_name in _CONSTRUCTORS and code.co_argcount:
             made = arg if code.co_name == "__new__" else frame.f_locals.get(code.co_varnames[0])
             if made is not None and not isinstance(made, type) and self._project.has_type(type(made)):
@@ -183,6 +189,14 @@ class Profiler:
         if hasattr(kind, "DESCRIPTOR") and self._project.has_type(kind):
             path.types.setdefault(kind, False)
             path.made.append(value)
+
+
+def _keep(path: RequestPath, module: str, name: str, value: Any) -> None:
+    """For `mark_carriers`. A container as it is now: what it holds may have left it when the call is over."""
+    if value is None or isinstance(value, int | float | type | FunctionType):
+        return
+    snapshot = list(value) if type(value) in (list, tuple, set) else value
+    path.passed.setdefault(module, {})[id(value)] = (name, (snapshot, value))
 
 
 def _function(frame: FrameType) -> str:
@@ -217,6 +231,9 @@ def mark_carriers(path: RequestPath, data: RequestData) -> None:
             if any(holds(value, name) for name, value in _fields(made)):
                 known[id(made)] = found = True
                 path.types[type(made)] = True
+    for module, values in path.passed.items():
+        if any(holds(snapshot, name) for name, (snapshot, _) in values.values()):
+            path.handling.add(module)
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
@@ -302,15 +319,15 @@ def calls(project: Project, fake: bool, scratch: Path) -> Iterator[Call]:
 
 
 async def pass_through(call: Call, profiler: Profiler) -> RequestPath:
-    config = load("beamline.serving.config").ServeConfig(
+    config = load("serving.config").ServeConfig(
         repository=call.repository,
         fake=call.repository is None,
         load=() if call.repository is None else (call.model,),
         grpc_port=0,
         metrics_port=0,
     )
-    messages, stubs = load("beamline.protos.beamline_pb2"), load("beamline.protos.beamline_pb2_grpc")
-    server = load("beamline.serving.server").Server(config)
+    messages, stubs = load("protos.beamline_pb2"), load("protos.beamline_pb2_grpc")
+    server = load("serving.server").Server(config)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.grpc_address) as channel:
@@ -334,12 +351,13 @@ def show(call: Call, path: RequestPath) -> Iterator[str]:
     carriers = [kind for kind, carries in path.types.items() if carries]
     messages = sum(hasattr(kind, "DESCRIPTOR") for kind in carriers)
     yield (
-        f"{call.name}: {len(path.modules)} modules; {len(carriers)} types carry it ({messages} of them protobuf "
-        f"messages), of {len(path.types)} that it makes"
+        f"{call.name}: {len(path.modules)} modules, of which {len(path.handling)} handle it; "
+        f"{len(carriers) - messages} types of ours and {messages} protobuf messages carry it, "
+        f"of {len(path.types)} that it makes"
     )
     width = max(map(len, path.modules), default=0)
     for number, (module, function) in enumerate(path.modules.items(), start=1):
-        yield f"  {number:3} {module:<{width}}  {function}"
+        yield f"  {number:3} {'*' if module in path.handling else ' '} {module:<{width}}  {function}"
     yield "  types, in order (* carries the request or its answer):"
     for kind, carries in path.types.items():
         yield f"    {'*' if carries else ' '} {kind.__module__}.{kind.__qualname__}"

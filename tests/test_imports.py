@@ -1,13 +1,15 @@
 """Who may import whom. The rules are read from the source, so an import inside a function counts too.
 
 protos      <- serving <- converters        torch lives on the right side only
-protos      <- loadtest                     a stranger to the server: it knows the wire, no more
+protos      <- loadtest                     a stranger to the server: it knows the wire, and how a client connects
 protos, serving.errors <- beamline.client   the clients: the wire and the one exception tree
+serving     <- beamline.in_process          a model without a server: no gRPC
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -27,13 +29,13 @@ ARRAY_LIBRARIES = ("numpy", "onnxruntime", "torch")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("contract",),
-    ("security", "rewrites", "lifecycle"),
+    ("security", "rewrites", "lifecycle", "descriptors"),
     ("config",),
     ("backends", "engine", "telemetry"),
     ("text",),
     ("models",),
     ("api",),
-    ("server",),
+    ("server", "in_process"),
     ("commands",),
     ("cli",),
 )
@@ -65,19 +67,48 @@ RULES = {
             "beamline.serving.backends.probe",  # the GPU that a plan is built for
         ),
     ),
-    "loadtest": Rule(ours=("beamline.loadtest", "beamline.protos", "beamline.version")),
+    "loadtest": Rule(
+        ours=("beamline.loadtest", "beamline.protos", "beamline.version", "beamline._channel", "beamline.errors")
+    ),
     "protos": Rule(ours=("beamline.protos",)),
 }
+
+GRPC_ONLY = (
+    "beamline.client",
+    "beamline.async_client",
+    "beamline._channel",
+    "beamline._connected",
+    "beamline._failures",
+)
 
 # The modules of `beamline` itself: the clients. What is linked beside them has rules of its own.
 CLIENT_RULE = Rule(
     ours=(
         *("beamline.client", "beamline.async_client", "beamline.types", "beamline.errors", "beamline.version"),
-        *("beamline._channel", "beamline._failures", "beamline._messages"),
+        *("beamline._channel", "beamline._connected", "beamline._failures", "beamline._lists"),
+        *("beamline._methods", "beamline._async_methods", "beamline._calls"),
         "beamline.protos",
         "beamline.serving.errors",  # the one exception tree
     ),
     never=(*ARRAY_LIBRARIES, "pydantic"),
+)
+
+
+# The commands that ask a model do it as any user would; how a server is administered is no user's concern.
+COMMANDS_RULE = Rule(
+    ours=(
+        *RULES["serving"].ours,
+        *("beamline.client", "beamline.in_process", "beamline.types", "beamline.errors"),
+        *("beamline._channel", "beamline._failures"),
+    ),
+    never=RULES["serving"].never,
+)
+
+# A model in process: what a client has, and the server's parts; but nothing of what is sent.
+IN_PROCESS = "beamline/in_process.py"
+IN_PROCESS_RULE = Rule(
+    ours=(*(name for name in CLIENT_RULE.ours if name not in GRPC_ONLY), "beamline.serving"),
+    never=("grpc", "torch"),
 )
 
 
@@ -103,11 +134,30 @@ def violations_in(files: Iterable[Path], rule: Rule, root: Path) -> list[str]:
 
 @pytest.mark.parametrize("package", RULES)
 def test_package_keeps_its_rule(package):
-    assert violations(package, RULES[package], ROOT) == []
+    found = violations(package, RULES[package], ROOT)
+    assert [each for each in found if not each.startswith("serving/commands/")] == []
+
+
+def test_commands_of_the_server_may_use_the_public_api():
+    assert violations("serving/commands", COMMANDS_RULE, ROOT) == []
 
 
 def test_the_clients_keep_theirs():
-    assert violations_in((ROOT / "beamline").glob("*.py"), CLIENT_RULE, ROOT) == []
+    files = [*(ROOT / "beamline").glob("*.py"), *(ROOT / "beamline/_calls").glob("*.py")]
+    found = violations_in([path for path in files if path != ROOT / IN_PROCESS], CLIENT_RULE, ROOT)
+    # What the package names for type checkers it imports when it is asked for.
+    assert [
+        each for each in found if not re.match(r"beamline/__init__\.py:\d+ imports beamline\.in_process", each)
+    ] == []
+
+
+def test_so_does_a_model_in_process():
+    assert violations_in([ROOT / IN_PROCESS], IN_PROCESS_RULE, ROOT) == []
+
+
+def test_a_model_in_process_loads_no_grpc():
+    closure = import_closure("beamline.in_process", ROOT)
+    assert {name: by for name, by in closure.items() if within(name, ("grpc", "starlette", "uvicorn", "torch"))} == {}
 
 
 def test_importing_beamline_imports_nothing_else_of_ours():

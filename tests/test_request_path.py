@@ -27,7 +27,9 @@ def paths() -> dict[str, list[str]]:
 @pytest.mark.parametrize(("call", "answer"), [("Translate", "TranslateResponse"), ("Generate", "GenerateReply")])
 def test_it_sees_every_thread_and_what_carries_the_request(paths: dict[str, list[str]], call: str, answer: str) -> None:
     lines = paths[call]
-    modules = [line.split()[1] for line in lines if line.lstrip()[0].isdigit()]
+    listed = [line.replace(" * ", " ").split() for line in lines if line.lstrip()[0].isdigit()]
+    modules = [words[1] for words in listed]
+    handling = [line.split()[2] for line in lines if line.lstrip()[0].isdigit() and " * " in line]
     carriers = [line.split()[1].rpartition(".")[2] for line in lines if line.lstrip().startswith("* ")]
     assert len(set(modules)) == len(modules) > 10
     assert not any(module.startswith("tests") for module in modules)
@@ -35,3 +37,5 @@ def test_it_sees_every_thread_and_what_carries_the_request(paths: dict[str, list
     assert any("[engine]" in line for line in lines)
     assert carriers[0] == f"{call}Request"
     assert answer in carriers
+    assert "beamline.serving.engine.core" in handling
+    assert "beamline.serving.telemetry.metrics" in set(modules) - set(handling)

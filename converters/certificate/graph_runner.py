@@ -82,13 +82,15 @@ class GraphRunner:
 
     def best_words(
         self, cases: Sequence[Case], forced: Sequence[Sequence[int]], steps: int
-    ) -> tuple[list[tuple[int, ...]], list[list[int]]]:
-        """Greedily, so many steps from the prompts' ends, along forced words where there are any: what was written, and
-        what each step thought best, be it an end or forced otherwise."""
+    ) -> tuple[list[tuple[int, ...]], list[list[int]], list[list[float]]]:
+        """Greedily, so many steps from the prompts' ends, along forced words where there are any: what was written;
+        what each step thought best, be it an end or forced otherwise; and by how much it was ahead of the second best,
+        in log-probability."""
         feeds = self._start(cases, 1, steps)
         self._read_sources(cases, feeds)
         written: list[list[int]] = [[] for _ in cases]
         best: list[list[int]] = [[] for _ in cases]
+        ahead: list[list[float]] = [[] for _ in cases]
         while any(len(words) < steps for words in best):
             places = [int(place) for place in feeds["positions"]]
             rest = [
@@ -100,7 +102,9 @@ class GraphRunner:
                 if places[row] >= len(case.prompt) - 1 and len(best[row]) < steps:
                     best[row].append(int(outputs["candidate_tokens"][row, 0]))
                     written[row].append(int(outputs["next_tokens"][row, 0]))
-        return [tuple(words) for words in written], best
+                    first, second = outputs["candidate_scores"][row, :2].tolist()
+                    ahead[row].append(first - second)
+        return [tuple(words) for words in written], best, ahead
 
     def _start(self, cases: Sequence[Case], width: int, steps: int) -> Feeds:
         batch, longest = len(cases), max(len(case.prompt) for case in cases)

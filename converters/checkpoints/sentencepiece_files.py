@@ -80,6 +80,26 @@ def from_marian(directory: str | Path) -> tuple[ConvertedTokenizer, ConvertedTok
     return source, side(target_model, original.encoder, source_model)
 
 
+def from_m2m100(original: Any) -> ConvertedTokenizer:
+    """A tokenizer of Hugging Face's M2M100, without a language: a request says which."""
+    _, model = _read(Path(original.spm_file))
+    return ConvertedTokenizer(
+        SentencePieceSpec(
+            sentencepiece=model,
+            suffix=(original.eos_token_id,),
+            marian=MarianSpec(
+                vocabulary={**original.encoder, **original.lang_token_to_id},
+                unknown=original.unk_token_id,
+                added=original.added_tokens_encoder,
+                # Languages are no part of a text, whether or not this directory calls them special.
+                hidden=tuple(sorted({*original.all_special_ids, *original.lang_token_to_id.values()})),
+                clean_up_spaces=bool(original.clean_up_tokenization_spaces),
+                reads_language_codes=False,
+            ),
+        )
+    )
+
+
 def _read(path: Path) -> tuple[SentencePieceProcessor, str]:
     """The model, and its file in base64."""
     content = path.read_bytes()

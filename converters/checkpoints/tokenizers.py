@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from beamline.converters.checkpoints.sentencepiece_files import from_sentencepiece
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
+from beamline.serving.text.tokenizer import ByteSpec
 
 
 class OriginalTokenizer(ABC):
@@ -81,6 +83,30 @@ class FastTokenizer(OriginalTokenizer):
                 "the checkpoint", [f"its tokenizer ({kind}) can't be written as tokenizer.json"]
             )
         path.write_text(backend.to_str(), encoding="utf-8")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._original(text)["input_ids"])
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._original.decode(ids, skip_special_tokens=True))
+
+
+class ByteTokenizer(OriginalTokenizer):
+    """ByT5's, whose tokens are the bytes of a text."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def save(self, path: Path) -> None:
+        added = self._original.added_tokens_decoder.values()
+        spec = ByteSpec(
+            offset=self._original.offset,
+            suffix=(self._original.eos_token_id,),
+            added=self._original.added_tokens_encoder,
+            hidden=tuple(self._original.all_special_ids),
+            greedy=tuple(each.content for each in added if each.lstrip and each.rstrip),
+        )
+        path.write_text(json.dumps({"beamline": {"bytes": spec.model_dump()}}) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
         return list(self._original(text)["input_ids"])

@@ -35,14 +35,17 @@ class Family(Protocol):
 
 def families() -> tuple[type[Family], ...]:
     """All of them, in the order in which they are asked."""
+    from beamline.converters.families.bart import BartConverter
     from beamline.converters.families.gpt2 import Gpt2Converter
     from beamline.converters.families.llama import LlamaConverter
+    from beamline.converters.families.m2m100 import M2M100Converter
     from beamline.converters.families.marian import MarianConverter
     from beamline.converters.families.own_module import OwnModuleConverter
     from beamline.converters.families.recurrent_language import RecurrentLanguageConverter
     from beamline.converters.families.reference_recurrent import ReferenceRecurrentConverter
     from beamline.converters.families.reference_recurrent_pooled import ReferenceRecurrentPooledConverter
     from beamline.converters.families.reference_transformer import ReferenceTransformerConverter
+    from beamline.converters.families.t5 import T5Converter
     from beamline.converters.families.torch_recurrent import TorchRecurrentConverter
     from beamline.converters.families.torch_recurrent_pooled import TorchRecurrentPooledConverter
     from beamline.converters.families.torch_transformer import TorchTransformerConverter
@@ -57,6 +60,9 @@ def families() -> tuple[type[Family], ...]:
         TorchRecurrentPooledConverter,
         RecurrentLanguageConverter,
         MarianConverter,
+        BartConverter,
+        M2M100Converter,
+        T5Converter,
         Gpt2Converter,
         LlamaConverter,
     )

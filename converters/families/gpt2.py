@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from beamline.converters.loaders.language_models import ACTIVATIONS, LanguageModelConverter
+from beamline.converters.loaders.hugging_face import ACTIVATIONS, wrong_activation
+from beamline.converters.loaders.language_models import LanguageModelConverter
 from beamline.converters.modules.transformer.config import (
     AttentionConfig,
     DecoderOnlyConfig,
@@ -33,10 +34,7 @@ class Gpt2Converter(LanguageModelConverter):
 
     @classmethod
     def unsupported(cls, config: Any) -> list[str]:
-        reasons = []
-        if config.activation_function not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            reasons.append(f"activation_function is {config.activation_function!r}; supported: {known}")
+        reasons = wrong_activation(config, "activation_function")
         if not config.scale_attn_weights:
             reasons.append("scale_attn_weights is off: attention without its scale is not supported")
         if config.scale_attn_by_inverse_layer_idx:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from beamline.converters.loaders.language_models import ACTIVATIONS, LanguageModelConverter
+from beamline.converters.loaders.hugging_face import ACTIVATIONS, wrong_activation
+from beamline.converters.loaders.language_models import LanguageModelConverter
 from beamline.converters.modules.transformer.config import (
     AttentionConfig,
     DecoderOnlyConfig,
@@ -40,9 +41,7 @@ class LlamaConverter(LanguageModelConverter):
 
     @classmethod
     def unsupported(cls, config: Any) -> list[str]:
-        reasons = []
-        if config.hidden_act not in ACTIVATIONS:
-            reasons.append(f"hidden_act is {config.hidden_act!r}; supported: {', '.join(ACTIVATIONS)}")
+        reasons = wrong_activation(config, "hidden_act")
         rope = config.rope_parameters
         if rope["rope_type"] not in ROPE_TYPES:
             reasons.append(f"rope_type is {rope['rope_type']!r}; supported: {', '.join(ROPE_TYPES)}")

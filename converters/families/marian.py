@@ -14,7 +14,9 @@ from beamline.converters.checkpoints.files import fill, read_json, read_weights
 from beamline.converters.checkpoints.generation_config import decoding_defaults
 from beamline.converters.checkpoints.sentencepiece_files import ConvertedTokenizer, from_marian
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
+from beamline.converters.loaders.bart_weights import map_layers
 from beamline.converters.loaders.reference import limits_for
+from beamline.converters.loaders.translation_tokens import bcp47, target_in_source
 from beamline.converters.modules.transformer.config import (
     AttentionConfig,
     EncoderDecoderConfig,
@@ -40,6 +42,7 @@ _REQUIRED = (
     "eos_token_id",
     "decoder_start_token_id",
 )
+_LANGUAGE = re.compile(r">>(.+)<<")  # what a source begins with, where a model has several target languages
 _ACTIVATIONS = {"swish": "silu", "silu": "silu", "relu": "relu", "gelu": "gelu"}
 
 
@@ -77,6 +80,7 @@ class MarianConverter(GenerationConverter):
         limits = limits_for(config.decoder.max_positions, config.decoder.vocab_size)
         source, target = from_marian(self.source)
         original = MarianTokenizer.from_pretrained(self.source, local_files_only=True)
+        languages = target_in_source(_target_languages(original.encoder))
         return LoadedModel(
             model=EncoderDecoderSteps(model),
             original=_original(self.source, content, tensors, bias),
@@ -86,8 +90,16 @@ class MarianConverter(GenerationConverter):
             limits=limits,
             defaults=decoding_defaults(generation, limits, str(self.source)),
             renormalise=bool(generation.get("renormalize_logits", False)),
+            languages=languages,
+            target_languages=() if languages is None else tuple(each.code for each in languages.target),
             description=f"Hugging Face Marian model {content.get('_name_or_path', '')}".strip(),
         )
+
+
+def _target_languages(vocabulary: dict[str, int]) -> dict[str, int]:
+    """Some of these tokens name no language but a style or a source, and some models have one that is never used."""
+    found = {match[1]: index for word, index in vocabulary.items() if (match := _LANGUAGE.fullmatch(word))}
+    return {code: index for code, index in found.items() if bcp47(code)}
 
 
 def _unsupported(content: dict[str, Any]) -> list[str]:
@@ -176,20 +188,6 @@ def vocabulary_of(content: dict[str, Any], config: EncoderDecoderConfig) -> Voca
     )
 
 
-_RENAMES = (
-    (r"self_attn\.out_proj", "attention.output"),
-    (r"self_attn_layer_norm", "attention_norm"),
-    (r"encoder_attn\.q_proj", "cross_attention.query"),
-    (r"encoder_attn\.out_proj", "cross_attention.output"),
-    (r"encoder_attn_layer_norm", "cross_attention_norm"),
-    (r"fc1", "feed_forward.inner"),
-    (r"fc2", "feed_forward.outer"),
-    (r"final_layer_norm", "feed_forward_norm"),
-)
-_JOINED = re.compile(r"(self_attn\.[qkv]|encoder_attn\.[kv])_proj\.(weight|bias)")  # see `_joined`
-_LAYER = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.(.+)")
-
-
 def map_weights(tensors: dict[str, Tensor], config: EncoderDecoderConfig, bias: Tensor | None) -> dict[str, Tensor]:
     embeddings = _Embeddings(tensors)
     mapped = {
@@ -199,39 +197,8 @@ def map_weights(tensors: dict[str, Tensor], config: EncoderDecoderConfig, bias: 
     }
     if bias is not None:
         mapped["output.bias"] = bias
-    known = {"model.shared.weight", "lm_head.weight"}
-    for name, tensor in tensors.items():
-        found = _LAYER.fullmatch(name)
-        if found is None:
-            if name not in known and not name.endswith(("embed_tokens.weight", "embed_positions.weight")):
-                mapped[name] = tensor  # `fill` will report it
-            continue
-        layer, part = f"{found[1]}.{found[2]}", found[3]
-        for theirs, ours in _RENAMES:
-            if re.match(theirs + r"\.", part):
-                mapped[f"{layer}.{re.sub('^' + theirs, ours, part)}"] = tensor
-                break
-        else:
-            if not _JOINED.fullmatch(part):
-                mapped[name] = tensor  # as above
-    for stack, depth in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
-        for number in range(depth):
-            mapped.update(_joined(tensors, f"model.{stack}.layers.{number}", f"{stack}.{number}"))
-    return mapped
-
-
-def _joined(tensors: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
-    """Their separate projections as our wide ones."""
-    joined = {}
-    for attention, parts, name in (
-        ("self_attn", ("q_proj", "k_proj", "v_proj"), "attention.qkv"),
-        ("encoder_attn", ("k_proj", "v_proj"), "cross_attention.key_value"),
-    ):
-        for kind in ("weight", "bias"):
-            names = [f"{theirs}.{attention}.{part}.{kind}" for part in parts]
-            if all(part in tensors for part in names):
-                joined[f"{ours}.{name}.{kind}"] = torch.cat([tensors[part] for part in names])
-    return joined
+    around = ("embed_tokens.weight", "embed_positions.weight", "shared.weight", "lm_head.weight")
+    return mapped | map_layers({name: tensor for name, tensor in tensors.items() if not name.endswith(around)})
 
 
 def _original(folder: Path, content: dict[str, Any], tensors: dict[str, Tensor], bias: Tensor | None) -> Any:

@@ -23,6 +23,7 @@ from beamline.serving.contract.manifest import (
     DecodingDefaults,
     File,
     Graphs,
+    Languages,
     Limits,
     Manifest,
     Tokenizers,
@@ -59,6 +60,7 @@ class LoadedModel:
     renormalise: bool = False
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    languages: Languages | None = None
     description: str = ""
     chat: Chat = NO_CHAT
 
@@ -131,6 +133,7 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
                 forbidden_in_graph=loaded.forbidden,
                 source_languages=loaded.source_languages,
                 target_languages=loaded.target_languages,
+                languages=loaded.languages,
                 chat_template=loaded.chat.template,
                 bos_token=loaded.chat.bos_token,
                 eos_token=loaded.chat.eos_token,

@@ -1,4 +1,4 @@
-"""Trains `Digits` for some seconds, writes what `beamline convert` wants: python -m examples.own_module.train OUT"""
+"""Trains `Digits` for half a minute, writes what `beamline convert` wants: python -m examples.own_module.train OUT"""
 
 from __future__ import annotations
 
@@ -50,11 +50,12 @@ def batch(chance: random.Random, size: int = 32) -> tuple[Tensor, Tensor, Tensor
     return source, source != 0, target, labels
 
 
-def train(steps: int = 400) -> Digits:
+def train(steps: int = 1000) -> Digits:
     torch.manual_seed(0)
     model = Digits()
     teacher = OwnSteps(model)  # its teacher-forced pass goes through `step`, as the server will
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)  # so that it settles, on any machine
     chance = random.Random(0)
     for _ in range(steps):
         source, mask, target, labels = batch(chance)
@@ -63,6 +64,7 @@ def train(steps: int = 400) -> Digits:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        decay.step()
     return model.eval()
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from beamline._channel import Connection as ClientConnection
+from beamline._channel import read_token
+from beamline.errors import BeamlineError
 from beamline.loadtest.errors import LoadTestError
 from beamline.loadtest.targets.target import Connection
 
@@ -59,34 +64,34 @@ def _channel(connection: Connection) -> grpc.aio.Channel:
         ("grpc.initial_reconnect_backoff_ms", 250),
         ("grpc.max_reconnect_backoff_ms", 1000),  # a server that comes back is soon seen again
     ]
-    if connection.tls is None:
-        return grpc.aio.insecure_channel(connection.target, options=options)
-    if connection.tls.server_name is not None:
-        options.append(("grpc.ssl_target_name_override", connection.tls.server_name))
     tls = connection.tls
-    credentials = grpc.ssl_channel_credentials(_content(tls.roots), _content(tls.key), _content(tls.certificate))
-    return grpc.aio.secure_channel(connection.target, credentials, options=options)
+    if tls is not None and tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    with _as_ours():
+        return _client_connection(connection).aio_channel(tuple(options))
 
 
 def _metadata(connection: Connection) -> tuple[tuple[str, str], ...]:
-    token = token_of(connection.token_file)
-    return () if token is None else (("authorization", f"Bearer {token}"),)
+    with _as_ours():
+        return tuple(_client_connection(connection).metadata())
 
 
 def token_of(path: Path | None) -> str | None:
-    content = _content(path)
-    if content is None:
-        return None
-    token = content.decode("utf-8", "replace").strip()
-    if not token or not token.isascii() or not token.isprintable():
-        raise LoadTestError(f"{path} holds no token")
-    return token
+    with _as_ours():
+        return None if path is None else read_token(path)
 
 
-def _content(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
+def _client_connection(connection: Connection) -> ClientConnection:
+    """TLS and token are those of the clients."""
+    tls, token = connection.tls, token_of(connection.token_file)
+    if tls is None:
+        return ClientConnection(connection.target, token)
+    return ClientConnection(connection.target, token, tls.roots or True, tls.certificate, tls.key)
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LoadTestError(f"{path} can't be read: {error.strerror}") from error
+        yield
+    except BeamlineError as error:
+        raise LoadTestError(str(error)) from error

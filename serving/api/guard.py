@@ -3,7 +3,7 @@
 The guard knows no API. An API calls it with the method's name and the call's headers (gRPC's metadata, HTTP's headers):
 
     with guard.record(method, headers) as record:           # around everything, refusals too
-        client = guard.authenticate(method, headers)        # before anything else of the call is read
+        client = guard.authenticate(method, headers, address)  # before anything else of the call is read
         with guard.admit(method, headers, record) as call:  # around the work
             ...
     status = guard.failure(error, method, request_id)       # where any of it raised
@@ -21,9 +21,9 @@ from typing import Any
 
 from beamline.serving.api.status import Status, StatusCode, first_failure, status_of
 from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
-from beamline.serving.security.access import Access, scope_of
-from beamline.serving.security.limits import ClientLimit
-from beamline.serving.security.tokens import Client
+from beamline.serving.errors import RequestError
+from beamline.serving.security.access import Access, Client, ClientLimit, scope_of
+from beamline.serving.security.attempts import TokenAttempts
 from beamline.serving.telemetry.logs import ACCESS
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import Tracing
@@ -38,7 +38,12 @@ class CallRecord:
 
     code: StatusCode = StatusCode.OK
     client: str | None = None
+    model: str | None = None
+    http_code: int | None = None  # None: another API's call
     span: Any = None
+
+    def answered_by(self, model: str) -> None:
+        self.model = model
 
 
 class Guard:
@@ -47,17 +52,30 @@ class Guard:
         self._access = access
         self._limit = limit
         self._tracing = tracing
+        self._attempts = TokenAttempts()
 
-    def authenticate(self, method: str, headers: Mapping[str, str]) -> Client:
-        """Raises `Unauthenticated` or `Forbidden`."""
-        return self._access.check(scope_of(method), headers.get("authorization"))
+    def authenticate(self, method: str, headers: Mapping[str, str], address: str) -> Client:
+        """Raises `Unauthenticated`, `Forbidden`, or `Overloaded` where too many wrong tokens came from the address."""
+        return self._attempts.settle(self.examine(method, headers), address)
+
+    def examine(self, method: str, headers: Mapping[str, str]) -> Client | RequestError:
+        """The first half of `authenticate`, where the address is not known yet: nothing else of a call whose token is
+        wrong may be read."""
+        try:
+            return self._access.check(scope_of(method), headers.get("authorization"))
+        except RequestError as error:
+            return error
+
+    def settle(self, outcome: Client | RequestError, address: str) -> Client:
+        """The other half."""
+        return self._attempts.settle(outcome, address)
 
     @contextmanager
     def admit(self, method: str, headers: Mapping[str, str], record: CallRecord) -> Iterator[Call]:
         """Makes the call the current one of this task, which must be the call's own. Raises `Overloaded` where the
         client has too many calls, and `InvalidRequest` for headers with wrong values."""
         client = record.client or "unknown"
-        call = call_of(headers, client, partial(self._tracing.sequences, record.span))
+        call = call_of(headers, client, partial(self._tracing.sequences, record.span), record.answered_by)
         enter(call)
         if scope_of(method) is None:
             yield call
@@ -73,7 +91,7 @@ class Guard:
         try:
             yield record
         finally:
-            self._tracing.finish(record.span, record.code.name, headers[REQUEST_ID])
+            self._tracing.finish(record.span, record.code.name, headers[REQUEST_ID], record.model, record.http_code)
             seconds = time.monotonic() - started
             self._metrics.calls.labels(method, record.code.name).inc()
             self._metrics.call_seconds.labels(method).observe(seconds)
@@ -98,6 +116,8 @@ def _log_call(method: str, record: CallRecord, seconds: float, request_id: str) 
         return
     milliseconds = round(1000 * seconds, 1)
     fields = {"method": method, "code": record.code.name, "milliseconds": milliseconds, "client": record.client}
+    if record.model is not None:
+        fields["model"] = record.model
     access_log.info(
         "%s %s in %s ms",
         method,

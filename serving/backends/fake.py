@@ -1,4 +1,5 @@
-"""A device that computes nothing: every step takes exactly as long as it is told, and the answer is the question.
+"""A device that computes nothing: every step takes exactly the time that it was set to, and the answer is an
+echo of the input.
 
 Tests and the load tester rely on it: what they measure of the server has a known right answer.
 """

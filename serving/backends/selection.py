@@ -68,7 +68,7 @@ def choose(asked: str, machine: Machine) -> Choice:
             return _gpu(kind, machine, f"the best that is here: {_why(kind, machine)}")
     if machine.probe.devices:
         return Choice("cpu", (), f"there is a GPU, but {lacking['tensorrt']}, and {lacking['cuda']}")
-    return Choice("cpu", (), f"no GPU: {machine.probe.reason}")
+    return Choice("cpu", (), f"no GPU is here, and none is needed ({machine.probe.reason})")
 
 
 def _gpu(kind: str, machine: Machine, reason: str) -> Choice:

@@ -92,8 +92,11 @@ class SlotBackend:
         return self._device.part is not None and populate_part(caches, sizes_at(shape), self._device.part) > 0
 
     def fill(self, slot: int, memory: Memory) -> Iterator[None]:
+        if not self._has_prefill:
+            return iter(())
+
         def copies() -> Iterator[int]:
-            for spec in self._caches if self._has_prefill else ():
+            for spec in self._caches:
                 yield self._arenas[spec.name].take(slot, memory.entries[spec.name], memory.row, memory.length)
 
         return by_parts(copies(), self._device.part)

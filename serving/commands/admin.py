@@ -1,4 +1,4 @@
-"""A running server's repository, from outside: list, load, unload."""
+"""A running server's repository, from outside: load and unload."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 
 import grpc
 
+from beamline._channel import Connection
+from beamline._failures import failure_of
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.commands.call_errors import sentence_of
-from beamline.serving.commands.client import CallFailed, Credentials
 from beamline.serving.errors import BeamlineError
 
 _SERVICE = "/inference.GRPCInferenceService"
 
 
 class AdminClient:
-    def __init__(self, target: str, credentials: Credentials) -> None:
-        self._target = target
-        self._tls = credentials.tls
-        self._metadata = credentials.metadata()
-        self._channel = credentials.channel(target, [])
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel = connection.channel()
 
     def __enter__(self) -> AdminClient:
         return self
@@ -30,9 +28,6 @@ class AdminClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._channel.close()
-
-    def index(self) -> list[oip.RepositoryIndexResponse.ModelIndex]:
-        return list(self._call("RepositoryIndex", oip.RepositoryIndexRequest(), oip.RepositoryIndexResponse).models)
 
     def load(self, model: str) -> None:
         """NAME as its serving.toml says, or NAME/VERSION: this one alone. Returns when it is served."""
@@ -54,6 +49,6 @@ class AdminClient:
             f"{_SERVICE}/{method}", type(request).SerializeToString, response.FromString
         )
         try:
-            return call(request, metadata=self._metadata)
+            return call(request, metadata=self._connection.metadata())
         except grpc.RpcError as error:
-            raise CallFailed(sentence_of(error, self._target, self._tls)) from error
+            raise failure_of(error, self._connection, None) from error

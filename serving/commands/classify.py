@@ -1,15 +1,16 @@
-"""`beamline classify`: the labels of texts, by a running server."""
+"""`beamline classify`: the labels of texts."""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from typing import Any
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.serving.commands.connection import asked, model_of
+from beamline.serving.commands.lines import add_text_arguments, answered_or_raised, answers_of
 from beamline.serving.errors import BeamlineError
 
-HELP = "classify texts with a running server"
+HELP = "classify texts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,19 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.top < 0:
         raise BeamlineError(f"--top is {args.top}; it must be at least 0")
-    with ExitStack() as stack:
-        lines = lines_of(args, stack)
-        client, typing = client_for(args, stack)
-        for answer in client.classify(lines, lambda line: question(args, line)):
-            labels = [] if answer is None else answer.labels
-            # One line per text, so that line n of the output belongs to line n of the input.
-            print("\t".join(f"{label.name} {label.probability:.4f}" for label in labels), flush=typing)
-    return 0
-
-
-def question(args: argparse.Namespace, line: str) -> pb.ClassifyRequest:
-    request = pb.ClassifyRequest(model=args.model, version=args.version, inputs=[pb.Input(text=line)])
-    request.truncate = args.truncate
+    options: dict[str, Any] = {**asked(args), "truncate": args.truncate}
     if args.top:
-        request.top_k = args.top
-    return request
+        options["top_k"] = args.top
+    with ExitStack() as stack:
+        model = stack.enter_context(model_of(args))
+        answers = answers_of(args, lambda texts: model.classify(texts, return_errors=True, **options), stack)
+        for _, answer in answered_or_raised(answers):
+            labels = () if answer is None else answer.labels
+            # One line per text, so that line n of the output belongs to line n of the input.
+            print("\t".join(f"{label.name} {label.probability:.4f}" for label in labels), flush=True)
+    return 0

@@ -1,26 +1,79 @@
-"""Where a client's command finds its server and model, and how it gets in: the same options for all of them."""
+"""Where a command finds the model that it asks: at a server, or in this process. The same options for all of them."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from beamline.serving.commands.client import Credentials
+from beamline._channel import read_token
+from beamline.client import Client
+from beamline.serving.errors import BeamlineError
+from beamline.serving.models.repository import scan
+from beamline.serving.models.settings import read_settings
+
+if TYPE_CHECKING:
+    from beamline.in_process import LoadedModel
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", default="127.0.0.1:8001", metavar="HOST:PORT", help="(%(default)s)")
-    parser.add_argument("--model", default="", metavar="M", help="default: the server's only or default model")
+    add_target(parser, "where the server is (default: BEAMLINE_TARGET, else 127.0.0.1:8001)")
+    parser.add_argument("--repo", type=Path, metavar="DIR", help="no server: load the model from here, for this once")
+    parser.add_argument(
+        "--model", default="", metavar="M", help="default: the only or the default one that can do this"
+    )
     parser.add_argument("--version", default="", metavar="V", help="default: the newest")
-    add_credentials(parser)
 
 
-def add_credentials(parser: argparse.ArgumentParser) -> None:
+def add_target(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--target", metavar="HOST:PORT", help=text)
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="talk TLS, and trust servers of this authority")
     parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="our own certificate, if the server wants one")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument("--token-file", type=Path, metavar="F", help="a file that holds a bearer token")
 
 
-def credentials_of(args: argparse.Namespace) -> Credentials:
-    return Credentials(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+def model_of(args: argparse.Namespace) -> Client | LoadedModel:
+    """What is asked: both have the same methods. To be closed."""
+    if args.repo is None:
+        return Client(**connection_of(args))
+    if args.target is not None:
+        raise BeamlineError("give --target or --repo, not both")
+    from beamline.in_process import load  # only here: a client needs no runtime
+
+    if args.version and not args.version.isdecimal():
+        raise BeamlineError(f"--version is {args.version!r}; it must be a whole number")
+    return load(_folder(args.repo, args.model), version=int(args.version) if args.version else None)
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a method that say which model; a loaded one is known."""
+    if args.repo is not None:
+        return {}
+    return {name: value for name in ("model", "version") if (value := getattr(args, name))}
+
+
+def connection_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `beamline.Client`."""
+    if args.tls_ca is None and (args.tls_cert is not None or args.tls_key is not None):
+        raise BeamlineError("--tls-cert and --tls-key need --tls-ca as well")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise BeamlineError("--tls-cert and --tls-key belong together: give both")
+    return {
+        "target": args.target,
+        "token": None if args.token_file is None else read_token(args.token_file),
+        "tls": args.tls_ca,
+        "client_cert": args.tls_cert,
+        "client_key": args.tls_key,
+    }
+
+
+def _folder(repository: Path, name: str) -> Path:
+    """Of the model that is named, else of the default one, else of the only one."""
+    if name:
+        return repository / name
+    folders = scan(repository).folders
+    defaults = [folder for folder in folders.values() if len(folders) > 1 and read_settings(folder).default]
+    if len(defaults or folders) != 1:
+        raise BeamlineError(f"{repository} has several models: name one with --model, of {', '.join(folders)}")
+    return (defaults or list(folders.values()))[0]

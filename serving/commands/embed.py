@@ -1,27 +1,22 @@
-"""`beamline embed`: texts as vectors, by a running server."""
+"""`beamline embed`: texts as vectors."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from contextlib import ExitStack
+from typing import Any, get_args
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.serving.commands.connection import asked, model_of
+from beamline.serving.commands.lines import add_text_arguments, answered_or_raised, answers_of
+from beamline.types import Pooling
 
-HELP = "turn texts into vectors with a running server"
-
-_POOLINGS = {
-    "last": pb.POOLING_LAST,
-    "mean": pb.POOLING_MEAN,
-    "max": pb.POOLING_MAX,
-    "attention": pb.POOLING_ATTENTION,
-}
+HELP = "turn texts into vectors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
-    parser.add_argument("--pooling", choices=_POOLINGS, help="default: the model's")
+    parser.add_argument("--pooling", choices=get_args(Pooling), help="default: the model's")
     parser.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="to length one (default: as the model says)"
     )
@@ -29,22 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    options: dict[str, Any] = {**asked(args), "truncate": args.truncate}
+    options |= {name: value for name in ("pooling", "normalize") if (value := getattr(args, name)) is not None}
     with ExitStack() as stack:
-        lines = lines_of(args, stack)
-        client, typing = client_for(args, stack)
-        for answer in client.embed(lines, lambda line: question(args, line)):
+        model = stack.enter_context(model_of(args))
+        answers = answers_of(args, lambda texts: model.embed(texts, return_errors=True, **options), stack)
+        for _, answer in answered_or_raised(answers):
             # A JSON list per text; an empty one for a blank line.
-            print(
-                json.dumps([] if answer is None else [float(f"{value:.8g}") for value in answer.values]), flush=typing
-            )
+            values = () if answer is None else answer.values
+            print(json.dumps([float(f"{value:.8g}") for value in values]), flush=True)
     return 0
-
-
-def question(args: argparse.Namespace, line: str) -> pb.EmbedRequest:
-    request = pb.EmbedRequest(model=args.model, version=args.version, inputs=[pb.Input(text=line)])
-    request.truncate = args.truncate
-    if args.pooling is not None:
-        request.pooling = _POOLINGS[args.pooling]
-    if args.normalize is not None:
-        request.normalize = args.normalize
-    return request

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.client import FILE_BLOCK, FILE_WINDOW, CallFailed, Client
-from beamline.serving.commands.connection import add_connection, credentials_of
-from beamline.serving.config import ServeConfig
+from beamline.client import Client
+from beamline.serving.commands.connection import add_connection, asked, model_of
+from beamline.serving.commands.lines import blocks_of, progress, sentence_of, two_at_a_time
 from beamline.serving.errors import BeamlineError
+from beamline.types import Translation
 from beamline.version import install_hint
+
+if TYPE_CHECKING:
+    from beamline.in_process import LoadedModel
 
 HELP = "measure translation quality (BLEU, chrF) against references"
 
@@ -28,7 +28,6 @@ HELP = "measure translation quality (BLEU, chrF) against references"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, required=True, metavar="F", help="the lines to translate")
     parser.add_argument("--reference", type=Path, required=True, metavar="F", help="their translations, line by line")
-    parser.add_argument("--repo", type=Path, metavar="DIR", help="serve this repository for the occasion")
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument("--output", type=Path, metavar="F", help="write the translations there")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -44,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
         )
     if not sources:
         raise BeamlineError(f"{args.source} is empty")
-    with _server(args) as target:
+    with model_of(args) as model:  # loaded, where it is in this process
         began = time.monotonic()
-        translations, refused = _translate(args, target, sources)
+        translations, refused = _translate(model, args, sources)
         seconds = time.monotonic() - began
     if args.output is not None:
         args.output.write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
@@ -92,50 +91,17 @@ def _lines(path: Path) -> list[str]:
         raise BeamlineError(f"{path} is not UTF-8: {error}") from error
 
 
-def _translate(args: argparse.Namespace, target: str, sources: Sequence[str]) -> tuple[list[str], int]:
-    def question(line: str) -> pb.TranslateRequest:
-        options = pb.DecodingOptions(split_sentences=True)
-        if args.beam is not None:
-            options.beam_size = args.beam
-        return pb.TranslateRequest(
-            model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options
-        )
-
+def _translate(model: Client | LoadedModel, args: argparse.Namespace, sources: Sequence[str]) -> tuple[list[str], int]:
+    options = {**asked(args), "split_sentences": True}
+    if args.beam is not None:
+        options["beam_size"] = args.beam
     translations: list[str] = []
     refused = 0
-    with Client(target, FILE_WINDOW, credentials_of(args), block=FILE_BLOCK) as client:
-        answers = client.translate(sources, question)
-        bar = tqdm(answers, total=len(sources), unit=" lines", disable=not sys.stderr.isatty(), file=sys.stderr)
-        for number, answer in enumerate(bar, 1):
-            if isinstance(answer, CallFailed):
-                refused += 1
-                tqdm.write(f"line {number}: {answer}", file=sys.stderr)
-            translations.append(answer.hypotheses[0].text if isinstance(answer, pb.Translation) else "")
+    answers = two_at_a_time(lambda texts: model.translate(texts, return_errors=True, **options), blocks_of(sources))
+    shown = progress(answers, total=len(sources), disable=not sys.stderr.isatty())
+    for number, (_, answer) in enumerate(shown, 1):
+        if isinstance(answer, BeamlineError):
+            refused += 1
+            tqdm.write(f"line {number}: {sentence_of(answer)}", file=sys.stderr)
+        translations.append(answer.text if isinstance(answer, Translation) else "")
     return translations, refused
-
-
-@contextmanager
-def _server(args: argparse.Namespace) -> Iterator[str]:
-    """The server to ask: the one that was named, or one of our own in this process, on any free port."""
-    if args.repo is None:
-        yield args.target
-        return
-    from beamline.serving.server import Server  # only here: a client needs no runtime
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="server", daemon=True)
-    thread.start()
-
-    async def start() -> Server:
-        server = Server(ServeConfig(repository=args.repo, grpc_port=0, metrics_port=0))
-        await server.start()
-        return server
-
-    server = asyncio.run_coroutine_threadsafe(start(), loop).result()
-    try:
-        yield server.grpc_address
-    finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Generator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.client import Client
-from beamline.serving.commands.connection import add_connection, credentials_of
+from beamline.client import Client
+from beamline.serving.commands.connection import add_connection, asked, model_of
 from beamline.serving.errors import BeamlineError
+from beamline.types import GenerationPiece, Message
 
-HELP = "continue a prompt with a running server's language model"
+if TYPE_CHECKING:
+    from beamline.in_process import LoadedModel
 
-# Command line name -> field of the options; the server checks the values.
+HELP = "continue a prompt with a language model"
+
+# Names of options and what they do; the model checks the values.
 _WHOLE = {
     "max_tokens": "at most so many tokens",
     "beam_size": "beam search",
@@ -49,19 +55,28 @@ def _flag(name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    request = question(args, _prompt(args))
+    prompt, options = _prompt(args), options_of(args)
     answers = [""] * max(1, args.n)
-    with Client(args.target, credentials=credentials_of(args)) as client:
-        for reply in client.generate(request):
+    with model_of(args) as model, closing(_pieces(model, args, prompt, options)) as pieces:
+        for piece in pieces:
             if args.n == 1:
-                print(reply.text, end="", flush=True)
+                print(piece.text, end="", flush=True)
             else:  # side by side they can't be shown as they come
-                answers[reply.index] += reply.text
+                answers[piece.index] += piece.text
     if args.n == 1:
         print()
     else:
         print(*(f"--- {number} of {args.n}\n{answer}" for number, answer in enumerate(answers, 1)), sep="\n")
     return 0
+
+
+def _pieces(
+    model: Client | LoadedModel, args: argparse.Namespace, prompt: str, options: dict[str, Any]
+) -> Generator[GenerationPiece, None, None]:
+    if not args.chat:
+        return model.generate_stream(prompt, **options)
+    before = [] if args.system is None else [Message("system", args.system)]
+    return model.chat_stream([*before, Message("user", prompt)], **options)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -74,23 +89,8 @@ def _prompt(args: argparse.Namespace) -> str:
         raise BeamlineError(f"the input is not UTF-8: {error}") from error
 
 
-def question(args: argparse.Namespace, prompt: str) -> pb.GenerateRequest:
-    options = pb.GenerationOptions(n=args.n, stop=args.stop, ignore_eos=args.ignore_eos, echo=args.echo)
-    for name in (*_WHOLE, *_REAL):
-        value = getattr(args, name)
-        if value is None:
-            continue
-        try:
-            setattr(options, name, value)
-        except ValueError as error:
-            raise BeamlineError(f"{_flag(name)} is {value}: {error}") from error
-    request = pb.GenerateRequest(model=args.model, version=args.version, options=options)
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.system is not None and not args.chat:
         raise BeamlineError("--system needs --chat")
-    if args.chat:
-        if args.system is not None:
-            request.chat.messages.add(role="system", content=args.system)
-        request.chat.messages.add(role="user", content=prompt)
-    else:
-        request.text = prompt
-    return request
+    options = {**asked(args), "n": args.n, "stop": args.stop, "ignore_eos": args.ignore_eos, "echo": args.echo}
+    return options | {name: value for name in (*_WHOLE, *_REAL) if (value := getattr(args, name)) is not None}

@@ -4,54 +4,60 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from beamline._channel import TARGET_VARIABLE, Connection, target_of
+from beamline.client import Client
 from beamline.serving.commands.admin import AdminClient
-from beamline.serving.commands.connection import add_credentials, credentials_of
+from beamline.serving.commands.connection import add_target, connection_of
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.repository import ModelVersion, newest, scan
 from beamline.serving.models.settings import problems_of
 
 HELP = "list the models of a repository, or of a running server"
 
+_REPOSITORY = Path("model_repo")
 _SERVED = ("name", "version", "state", "reason")
 _COLUMNS = ("name", "versions", "task", "family", "size", "parity")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repo", type=Path, default=Path("model_repo"), metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--target", metavar="HOST:PORT", help="a running server instead of a folder")
+    parser.add_argument("--repo", type=Path, metavar="DIR", help=f"a folder ({_REPOSITORY}, unless a server is named)")
+    add_target(parser, "a running server instead of a folder (default: BEAMLINE_TARGET, where that is set)")
     parser.add_argument("--load", metavar="M[/V]", help="have the server load or reload it; waits for it")
     parser.add_argument("--unload", metavar="M", help="have the server unload it")
-    add_credentials(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.target is not None:
+    if args.target is not None or (args.repo is None and os.environ.get(TARGET_VARIABLE)):
         return _ask_server(args)
     if args.load or args.unload:
         raise BeamlineError("--load and --unload are for a running server: give --target HOST:PORT")
-    return _read_folder(args)
+    return _read_folder(args.repo or _REPOSITORY)
 
 
 def _ask_server(args: argparse.Namespace) -> int:
-    with AdminClient(args.target, credentials_of(args)) as server:
-        if args.unload:
-            server.unload(args.unload)
-        if args.load:
-            server.load(args.load)
-        lines = server.index()
-    rows = [(line.name, line.version, line.state, line.reason) for line in lines]
-    print(table([_SERVED, *rows]) if rows else f"{args.target} serves no model")
+    options = connection_of(args)
+    target = options["target"] = target_of(args.target)
+    if args.unload or args.load:
+        with AdminClient(Connection(**options)) as server:
+            if args.unload:
+                server.unload(args.unload)
+            if args.load:
+                server.load(args.load)
+    with Client(**options) as client:
+        rows = [(each.name, each.version, each.state, each.reason) for each in client.models()]
+    print(table([_SERVED, *rows]) if rows else f"{target} serves no model")
     return 0
 
 
-def _read_folder(args: argparse.Namespace) -> int:
-    repository = scan(args.repo)
+def _read_folder(root: Path) -> int:
+    repository = scan(root)
     rows = [_row(versions) for versions in repository.models.values()]
-    print(table([_COLUMNS, *rows]) if rows else f"no models in {args.repo}")
+    print(table([_COLUMNS, *rows]) if rows else f"no models in {root}")
     problems = [problem.reason for problem in repository.problems]
     for name, folder in repository.folders.items():
         problems += problems_of(folder, [version.manifest for version in repository.models.get(name, ())])

@@ -3,56 +3,35 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import ExitStack
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.client import Client
-from beamline.serving.commands.connection import add_connection, credentials_of
-from beamline.serving.errors import BeamlineError
+from beamline.serving.commands.connection import asked, model_of
+from beamline.serving.commands.lines import add_text_arguments, answered_or_raised, answers_of
+from beamline.types import Score
 
-HELP = "score texts with a running server: log-probability, perplexity and the text, by line"
-
-_AT_ONCE = 32  # texts of one call
+HELP = "score texts: log-probability, perplexity and the text, by line"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", nargs="*", metavar="TEXT", help="default: lines from standard input")
-    add_connection(parser)
+    add_text_arguments(parser)
     parser.add_argument("--source", metavar="TEXT", help="what the texts translate, for a model that translates")
     parser.add_argument("--tokens", action="store_true", help="and a line for each token")
 
 
 def run(args: argparse.Namespace) -> int:
-    with Client(args.target, credentials=credentials_of(args)) as client:
-        texts = iter(args.text) if args.text else _lines()
-        while batch := list(islice(texts, _AT_ONCE)):
-            # An empty line for an empty line, so that they stay beside each other; but who types an empty text is told.
-            asked = batch if args.text else [text for text in batch if text.strip()]
-            scores = iter(client.score(question(args, asked)).scores if asked else ())
-            for text in batch:
-                print("\n".join(shown(text, next(scores), args.tokens)) if args.text or text.strip() else "")
+    with ExitStack() as stack:
+        model = stack.enter_context(model_of(args))
+        answers = answers_of(
+            args, lambda texts: model.score(texts, source=args.source, return_errors=True, **asked(args)), stack
+        )
+        for text, answer in answered_or_raised(answers):
+            # An empty line for an empty line, so that they stay beside each other.
+            print("" if answer is None else "\n".join(shown(text, answer, args.tokens)), flush=True)
     return 0
 
 
-def _lines() -> Iterator[str]:
-    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    try:
-        for line in sys.stdin:
-            yield line.rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise BeamlineError(f"the input is not UTF-8: {error}") from error
-
-
-def question(args: argparse.Namespace, texts: Sequence[str]) -> pb.ScoreRequest:
-    sources = [] if args.source is None else [pb.Input(text=args.source)]
-    return pb.ScoreRequest(
-        model=args.model, version=args.version, sources=sources, texts=[pb.Input(text=text) for text in texts]
-    )
-
-
-def shown(text: str, score: pb.ScoredText, tokens: bool) -> Iterator[str]:
+def shown(text: str, score: Score, tokens: bool) -> Iterator[str]:
     yield f"{score.log_prob:.4f}\t{score.perplexity:.4f}\t{text}"
     for token in score.tokens if tokens else ():
-        yield f"  {token.log_prob:.4f}\t{token.piece}" if token.HasField("log_prob") else f"  -\t{token.piece}"
+        yield f"  {'-' if token.log_prob is None else f'{token.log_prob:.4f}'}\t{token.piece}"

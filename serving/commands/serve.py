@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--default-model", metavar="M", help="for calls that name none")
     parser.add_argument("--all-versions", action="store_true", help="not only the newest of each model")
     parser.add_argument(
+        "--drain-delay",
+        type=duration,
+        default=config.drain_delay_seconds,
+        metavar="S",
+        help="after SIGTERM, fail health checks for so long before calls are refused; not after Ctrl-C (%(default)s)",
+    )
+    parser.add_argument(
         "--drain-seconds",
         type=limit,
         default=config.drain_seconds,
@@ -114,6 +121,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.watchdog_seconds,
         metavar="S",
         help="end with an error where a step takes longer: a device that hangs (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=positive,
+        metavar="N",
+        help="open at once over gRPC, and over HTTP (as many as the limit of open files allows)",
+    )
+    parser.add_argument(
+        "--max-connections-per-address",
+        type=positive,
+        metavar="N",
+        help="over HTTP; behind a proxy all clients have one address (no limit)",
+    )
+    parser.add_argument(
+        "--keepalive-seconds",
+        type=interval,
+        default=config.keepalive_seconds,
+        metavar="S",
+        help="ping gRPC clients that have been silent for so long; who does not answer in 20 s is gone (%(default)s)",
     )
     parser.add_argument(
         "--max-connection-age",
@@ -227,7 +253,11 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         all_versions=args.all_versions,
         load=tuple(args.load or ()),
         watch_seconds=args.watch,
+        drain_delay_seconds=args.drain_delay,
         drain_seconds=args.drain_seconds,
+        max_connections=args.max_connections,
+        max_connections_per_address=args.max_connections_per_address,
+        keepalive_seconds=args.keepalive_seconds,
         max_connection_seconds=args.max_connection_age,
         watchdog_seconds=args.watchdog_seconds,
         device=args.device,
@@ -267,10 +297,10 @@ def _warn(config: ServeConfig) -> None:
 
 
 async def _serve(config: ServeConfig) -> int:
-    stop = asyncio.Event()
+    stop = _Stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, number, stop)
+        loop.add_signal_handler(number, stop.on_signal, number)
     server = Server(config)
     # The usual request to look again; by default it would end the process.
     loop.add_signal_handler(signal.SIGHUP, server.look_again)
@@ -278,11 +308,14 @@ async def _serve(config: ServeConfig) -> int:
     # One line for programs, with the ports as their options name them; everything else goes to standard error.
     ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"
     print(ready, flush=True)
-    if await _ended_by_failure(server, stop):
+    if await _ended_by_failure(server, stop.asked):
         _exit_after(_STOP_SECONDS)  # what hangs would keep the process
         await server.answer_failed()
         await server.stop()
         return FAILED
+    if stop.by_supervisor and config.drain_delay_seconds:
+        log.info("leaving: health checks say no, calls are answered for %s seconds more", config.drain_delay_seconds)
+        await server.leave()
     log.info("draining: no new calls, finishing those that run (again to stop at once)")
     if config.drain_seconds is not None:
         _exit_after(config.drain_seconds + _STOP_SECONDS)
@@ -314,7 +347,13 @@ def _exit_after(seconds: float) -> None:
     timer.start()
 
 
-def _on_signal(number: int, stop: asyncio.Event) -> None:
-    if stop.is_set():
-        os._exit(128 + number)
-    stop.set()
+class _Stop:
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.by_supervisor = False  # by one that may run load balancers, and not by a person at a terminal
+
+    def on_signal(self, number: int) -> None:
+        if self.asked.is_set():
+            os._exit(128 + number)
+        self.by_supervisor = number == signal.SIGTERM
+        self.asked.set()

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from beamline.serving.errors import BeamlineError
-from beamline.serving.security.tokens import Scope, new_token, read_tokens
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token, read_tokens
 
 HELP = "make a bearer token for a server"
 

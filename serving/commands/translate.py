@@ -1,19 +1,20 @@
-"""`beamline translate`: a client for people and for pipes."""
+"""`beamline translate`: for people and for pipes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from contextlib import ExitStack
+from typing import Any
 
 from tqdm import tqdm
 
-from beamline.protos import beamline_pb2 as pb
-from beamline.serving.commands.client import CallFailed
-from beamline.serving.commands.lines import add_text_arguments, client_for, lines_of
+from beamline.serving.commands.connection import asked, model_of
+from beamline.serving.commands.lines import add_text_arguments, answers_of, sentence_of
 from beamline.serving.errors import BeamlineError
+from beamline.types import Translation
 
-HELP = "translate texts with a running server"
+HELP = "translate texts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
-    parser.add_argument("--progress", action="store_true", help="show the progress bar even without a terminal")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,36 +34,36 @@ def run(args: argparse.Namespace) -> int:
             raise BeamlineError(f"--{name} is {value}; it must be at least 1")
     if args.beam is not None and args.nbest is not None and args.nbest > args.beam:
         raise BeamlineError(f"--nbest is {args.nbest}; a beam of {args.beam} gives at most {args.beam}")
+    options = options_of(args)
     with ExitStack() as stack:
-        lines = lines_of(args, stack)
-        client, typing = client_for(args, stack)
-        answers = client.translate(lines, lambda line: question(args, line))
-        quiet = not args.progress and (bool(args.text) or typing or not sys.stderr.isatty())
+        model = stack.enter_context(model_of(args))
         refused = 0
-        for number, answer in enumerate(tqdm(answers, unit=" lines", disable=quiet, file=sys.stderr), 1):
-            if isinstance(answer, CallFailed):
+        answers = answers_of(args, lambda texts: model.translate(texts, return_errors=True, **options), stack)
+        for number, (_, answer) in enumerate(answers, 1):
+            if isinstance(answer, BeamlineError):
                 if args.text:
-                    raise answer
+                    raise BeamlineError(sentence_of(answer))
                 refused += 1
-                tqdm.write(f"line {number}: {answer}", file=sys.stderr)
+                tqdm.write(f"line {number}: {sentence_of(answer)}", file=sys.stderr)
             for output in shown(answer, args.scores):
-                print(output, flush=typing)
+                print(output, flush=True)
     return 1 if refused else 0
 
 
-def question(args: argparse.Namespace, line: str) -> pb.TranslateRequest:
-    options = pb.DecodingOptions(return_scores=args.scores)
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    options = {**asked(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
+    if args.scores:
+        options["return_scores"] = True
     if args.beam is not None:
-        options.beam_size = args.beam
+        options["beam_size"] = args.beam
     if args.nbest is not None:
-        options.num_hypotheses = args.nbest
-    options.split_sentences = not args.no_split and args.nbest in (None, 1)
-    return pb.TranslateRequest(model=args.model, version=args.version, inputs=[pb.Input(text=line)], options=options)
+        options["num_hypotheses"] = args.nbest
+    return options
 
 
-def shown(answer: pb.Translation | CallFailed | None, scores: bool) -> list[str]:
+def shown(answer: Translation | BeamlineError | None, scores: bool) -> list[str]:
     """What is printed for a line; an empty one where there is no answer, so that lines stay beside each other."""
-    if answer is None or isinstance(answer, CallFailed):
+    if answer is None or isinstance(answer, BeamlineError):
         return [""]
     return [
         f"{hypothesis.score:.4f}\t{hypothesis.text}" if scores else hypothesis.text for hypothesis in answer.hypotheses

@@ -47,7 +47,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What the host adds to a step; the rest is already on the device."""
+    """What the host adds to a step; the rest is already on the device. A backend reads the arrays before it returns
+    from `launch` or `run`: the next step's may lie in the same memory."""
 
     forced: Ints  # [B]: the next word of a forced prefix, or -1
     edit_index: Ints  # [B, K, E]

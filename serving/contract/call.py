@@ -35,6 +35,10 @@ def _nothing(finished: Sequences) -> None:
     pass
 
 
+def _nobody(model: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     request_id: str = "-"
@@ -43,6 +47,8 @@ class Call:
     queue_timeout: float | None = None  # seconds
     # Called with the sequences that were decoded: when each ended, and its seconds in queue, encoder and slot.
     report: Callable[[Sequences], None] = _nothing
+    # Called with the name of the model that answers.
+    answered_by: Callable[[str], None] = _nobody
 
     @property
     def tenant(self) -> str:
@@ -70,7 +76,12 @@ def with_request_id(headers: Mapping[str, str]) -> dict[str, str]:
     return {**headers, REQUEST_ID: given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex[:16]}
 
 
-def call_of(headers: Mapping[str, str], client: str, report: Callable[[Sequences], None] = _nothing) -> Call:
+def call_of(
+    headers: Mapping[str, str],
+    client: str,
+    report: Callable[[Sequences], None] = _nothing,
+    answered_by: Callable[[str], None] = _nobody,
+) -> Call:
     """Raises `InvalidRequest` for a priority or a timeout out of range."""
     milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
     priority = header_number(headers, PRIORITY, 0, LOWEST_PRIORITY)
@@ -80,6 +91,7 @@ def call_of(headers: Mapping[str, str], client: str, report: Callable[[Sequences
         DEFAULT_PRIORITY if priority is None else priority,
         None if milliseconds is None else milliseconds / 1000,
         report,
+        answered_by,
     )
 
 

@@ -91,6 +91,26 @@ class Vocabulary(Record):
         return self.decoder_start_id
 
 
+class Language(Record):
+    """One that a request may name, and its token."""
+
+    code: str  # as the checkpoint writes it
+    id: Id
+    bcp47: str = ""  # the standard tag, where it has one that is no other's
+
+
+class Languages(Record):
+    """Of a model that knows several: which tokens name them, and where these stand."""
+
+    source: tuple[Language, ...] = ()  # none: the source's language needs no token
+    target: tuple[Language, ...] = ()
+    source_place: Literal["before", "after"] = "before"  # the source's tokens, its end token included
+    # The first token that is produced, the one before it, or the first of the source.
+    target_place: Literal["forced", "start", "source"] = "forced"
+    default_source: str | None = None  # codes, for requests that name none
+    default_target: str | None = None
+
+
 class Limits(Record):
     """Tokens. Of a decoder-only model, the source is the prompt, and the target the prompt and the answer together."""
 
@@ -145,6 +165,7 @@ class Manifest(Record):
     forbidden_in_graph: tuple[Id, ...] = ()  # words that the step graph never produces; no rule is needed for them
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    languages: Languages | None = None  # where a request chooses them by tokens
     chat_template: str | None = None  # Jinja, as Hugging Face tokenizers have it
     bos_token: str = ""  # what the chat template may name
     eos_token: str = ""
@@ -158,6 +179,8 @@ class Manifest(Record):
         ids += [i for word in defaults.bad_words for i in word]
         single = (vocabulary.decoder_start_id, defaults.forced_bos_id, defaults.forced_eos_id)
         ids += [i for i in single if i is not None]
+        if self.languages is not None:
+            ids += [language.id for language in (*self.languages.source, *self.languages.target)]
         outside = sorted({i for i in ids if i >= vocabulary.target_size})
         if outside:
             raise ValueError(f"ids {outside} are outside the vocabulary of {vocabulary.target_size}")

@@ -28,23 +28,25 @@ class Finished:
     slot: int | None = None  # that it had at the end, among all engines of the model; None: it never had one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepStats:
+    """One step of an engine, which fills it in as it goes."""
+
     slots: int
-    active: int  # requests that took part in this step
-    remaining: int  # of them, and of those that joined, still running after it
-    queued: int  # still waiting after it
-    beam_width: int  # K of this step; 0 where nothing was decoded
-    cache_length: int  # C
-    source_length: int  # S
-    live_entries: int  # cache entries in use, over all active slots
-    admitted: int
-    encode_seconds: float
-    decode_seconds: float
-    step_seconds: float
-    moves: int  # the three copies that are allowed
-    relayouts: int
-    compactions: int
+    active: int = 0  # requests that took part in this step
+    remaining: int = 0  # of them, and of those that joined, still running after it
+    queued: int = 0  # still waiting after it
+    beam_width: int = 0  # K of this step; 0 where nothing was decoded
+    cache_length: int = 0  # C
+    source_length: int = 0  # S
+    live_entries: int = 0  # cache entries in use, over all active slots
+    admitted: int = 0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    step_seconds: float = 0.0
+    moves: int = 0  # the three copies that are allowed
+    relayouts: int = 0
+    compactions: int = 0
     finished: tuple[Finished, ...] = ()
     prompt_tokens: int = 0  # of the prompts that were taken in completely
     cached_prompt_tokens: int = 0  # of them, found in the prefix cache

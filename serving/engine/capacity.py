@@ -68,12 +68,14 @@ class Plan:
     def most_entries(self) -> int:
         return self.cache_buckets[-1] - self.max_beams
 
-    def describe(self, reserved_bytes: int) -> list[str]:
+    def describe(self, reserved_bytes: int, taken_bytes: int) -> list[str]:
+        """`taken_bytes`: what loading the model took of the host's memory."""
         shared = f" in {self.engines} engines" if self.engines > 1 else ""
         return [
             f"{self.slots} slots{shared}, up to {self.max_beams} beams each",
             f"cache lengths {_list(self.cache_buckets)}; source lengths {_list(self.source_buckets)}",
-            f"at most {reserved_bytes / 2**20:,.0f} MiB of caches; what is never touched is never used",
+            f"{taken_bytes / 2**20:,.0f} MiB of memory taken so far; caches grow as they are used, to "
+            f"{reserved_bytes / 2**20:,.0f} MiB if every slot held the widest and longest search",
         ]
 
 

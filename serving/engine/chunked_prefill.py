@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from beamline.serving.contract.backend import Backend, PromptChunk
-from beamline.serving.engine.prefill import PrefillCounts, Ready, could_not_prepare
+from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.prefill import could_not_prepare
 from beamline.serving.engine.prefix_cache import Known, PrefixCache
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
@@ -95,13 +96,13 @@ class ChunkedPrefill:
         self._outputs = outputs
         self._clock = clock
         self._groups: list[_Group] = []
-        self._complete: list[Ready] = []
+        self._complete: list[Request] = []
         self._cache = cache
         self._pace = pace
         self._tokens = 0
         self._cached_tokens = 0
 
-    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
         newcomers = scheduler.admit()
         complete, self._complete = self._complete, []
         ready = self._begin(newcomers, scheduler) + complete
@@ -109,9 +110,9 @@ class ChunkedPrefill:
         others_wait = bool(scheduler.active)
         if self._groups and not (others_wait and (busy or complete)):
             ready += self._take_turn(scheduler, others_wait)
-        return [each for each in ready if scheduler.is_preparing(each.request)]
+        return [request for request in ready if scheduler.is_preparing(request)]
 
-    def _take_turn(self, scheduler: Scheduler[Request], others_wait: bool) -> list[Ready]:
+    def _take_turn(self, scheduler: Scheduler[Request], others_wait: bool) -> list[Request]:
         """A chunk of the first group, and who is ready now."""
         group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
         budget = self._pace.tokens(others_wait)
@@ -134,12 +135,12 @@ class ChunkedPrefill:
     def stepped(self, seconds: float) -> None:
         self._pace.stepped(seconds)
 
-    def report(self) -> PrefillCounts:
-        counts = PrefillCounts(self._tokens, self._cached_tokens, self._cache.size)
+    def report(self, stats: StepStats) -> None:
+        stats.prompt_tokens, stats.cached_prompt_tokens = self._tokens, self._cached_tokens
+        stats.prefix_cache_bytes = self._cache.size
         self._tokens = self._cached_tokens = 0
-        return counts
 
-    def _begin(self, newcomers: Sequence[Request], scheduler: Scheduler[Request]) -> list[Ready]:
+    def _begin(self, newcomers: Sequence[Request], scheduler: Scheduler[Request]) -> list[Request]:
         """Looks up what is known of each prompt, and groups the rest."""
         ready, work = [], list[tuple[Request, Known | None]]()
         for request in newcomers:
@@ -153,7 +154,8 @@ class ChunkedPrefill:
                 work.append((request, known))
                 continue
             try:
-                ready.append(Ready(request, self._memory_of(known)))
+                request.memory = self._memory_of(known)
+                ready.append(request)
             except Exception:
                 self._give_up(request, scheduler)
         for group in _grouped(work):
@@ -213,10 +215,11 @@ class ChunkedPrefill:
             request.cached_tokens = 0
             self._open([(request, None)], scheduler)
 
-    def _completed(self, group: _Group) -> list[Ready]:
+    def _completed(self, group: _Group) -> list[Request]:
         for request, prompt, memory in zip(group.requests, group.prompts, group.memories, strict=True):
             self._remember(request.tenant, prompt, memory)
-        return [Ready(request, memory) for request, memory in zip(group.requests, group.memories, strict=True)]
+            request.memory = memory
+        return group.requests
 
     def _remember(self, tenant: str, prompt: tuple[int, ...], memory: Any) -> None:
         """In the prefix cache. That is a favour to others: where there is no memory for it, nothing is lost."""

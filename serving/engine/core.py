@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,33 +23,21 @@ from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import Outcome, StepStats
 from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
-from beamline.serving.engine.outputs import Answer, Hypothesis, Result, Timings
+from beamline.serving.engine.outputs import Answer, Result, Timings
 from beamline.serving.engine.pipeline import StepPipeline
-from beamline.serving.engine.placement import Placement
-from beamline.serving.engine.prefill import EncoderPrefill, Prefill, Ready, could_not_prepare
+from beamline.serving.engine.prefill import EncoderPrefill, Placement, Prefill, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.engine.scoring import Scoring
+from beamline.serving.engine.scoring import Scoring, aligned
+from beamline.serving.engine.search.edits import EditArrays
 from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
 from beamline.serving.errors import ComputeError, InvalidRequest
 
 log = logging.getLogger(__name__)
 
 _FAILED_ALONE = "the request could not be processed; others were not affected"
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What happens in one step."""
-
-    admitted: int = 0
-    encode_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    moves: int = 0
-    relayouts: int = 0
-    compactions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +80,7 @@ class Engine:
         self._capacity = Capacity(backend, plan)
         self._placement = Placement(backend)
         self._pipeline = StepPipeline(backend, run_ahead)
+        self._edit_arrays = EditArrays(manifest.vocabulary.target_size)
         self._prefill: Prefill
         if manifest.graphs.prefill is None:
             self._prefill = EncoderPrefill(backend, self._outputs)
@@ -100,7 +89,7 @@ class Engine:
             self._prefill = ChunkedPrefill(backend, self._outputs, clock, cache, pace)
         admission = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, admission, self._outputs, clock)
-        self._counts = _Counts()
+        self._stats = StepStats(plan.slots)  # of the step that is running
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -160,15 +149,15 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Everything that happens between two tokens; what it has to say to the requests' readers."""
         began = self._clock()
-        self._counts = _Counts()
+        self._stats = StepStats(self.plan.slots)
         self._sweep(began)
         self._admit()
-        active = len(self._scheduler.active)
-        if active:
+        self._stats.active = len(self._scheduler.active)
+        if self._stats.active:
             self._decode()
         if self._scoring.queue.busy:
-            self._scoring.advance(others_wait=active > 0)
-        return self._report(began, active)
+            self._scoring.advance(others_wait=self._stats.active > 0)
+        return self._report(began)
 
     def fail_everything(self, error: Exception) -> list[RequestOutput]:
         """Answers everyone who is here with an error. The engine itself can go on."""
@@ -232,7 +221,7 @@ class Engine:
         ready = self._prefill.advance(self._scheduler, busy=self._prepared_for_prompts())
         now = self._clock()
         if queued or self._scheduler.preparing:
-            self._counts.encode_seconds += now - began
+            self._stats.encode_seconds += now - began
         self._placement.keep(self._scheduler.is_preparing)
         self._placement.add(ready)
         if not self._placement.requests:
@@ -241,19 +230,19 @@ class Engine:
             self._settle(*self._pipeline.collect())
         active = self._scheduler.active
         self._fit(len(active) + len(self._placement.requests))
-        while (each := self._next_placed()) is not None:
-            request = each.request
+        while (request := self._next_placed()) is not None:
             request.started = request.started or began
             request.encode_seconds = now - request.started
             slot = self._scheduler.start(request)
             try:
-                self._backend.place(slot, each.memory, request.start())
+                self._backend.place(slot, request.memory, request.start())
             except Exception:
                 self._fail_alone(slot)
                 continue
-            self._counts.admitted += 1
+            request.memory = None  # the slot has it now
+            self._stats.admitted += 1
 
-    def _next_placed(self) -> Ready | None:
+    def _next_placed(self) -> Request | None:
         """The next request whose memory stands in the slot that it gets."""
         while self._placement.requests:
             active = self._scheduler.active
@@ -273,9 +262,9 @@ class Engine:
         if not (active and preparing):
             return False
         if not self._pipeline.in_flight:
-            relayouts = self._counts.relayouts
+            relayouts = self._stats.relayouts
             self._fit(len(active))
-            if self._counts.relayouts > relayouts:
+            if self._stats.relayouts > relayouts:
                 return True
         return self._capacity.expect(active, preparing)
 
@@ -285,8 +274,8 @@ class Engine:
         """Fits the arenas to a step of so many, with those in mind who are about to join."""
         active, placement = self._scheduler.active, self._placement
         copies = self._capacity.fit(active, placement.requests, batch, kept=max(len(active), placement.rows))
-        self._counts.relayouts += copies.relayouts
-        self._counts.compactions += copies.compactions
+        self._stats.relayouts += copies.relayouts
+        self._stats.compactions += copies.compactions
 
     def _decode(self) -> None:
         began = self._clock()
@@ -302,25 +291,30 @@ class Engine:
             return
         if step is None:
             return
-        self._counts.decode_seconds += self._clock() - began
-        self._prefill.stepped(self._counts.decode_seconds)
+        self._stats.decode_seconds += self._clock() - began
+        self._prefill.stepped(self._stats.decode_seconds)
         self._settle(*step)
 
     def _run_step(self) -> tuple[list[Request], StepOutputs] | None:
         """Launches a step, where none is in flight; and the one behind it, where that can be known already. None where
         all requests failed before it."""
-        requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        requests = self._scheduler.active
         if not self._pipeline.in_flight:
             parts = self._host_parts()
             if not requests:
                 return None
             self._fit(len(requests))
-            self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+            self._launch(parts)
         if self._pipeline.may_follow(requests, self._capacity.shape, self._queue.waiting > 0):
             count, parts = len(requests), self._host_parts(ahead=1)
             if len(requests) == count:  # else the step in flight has more rows than the next one
-                self._pipeline.launch(requests, step_inputs(requests, parts, self._capacity.shape.beams, vocabulary))
+                self._launch(parts)
         return self._pipeline.collect()
+
+    def _launch(self, parts: Sequence[HostPart]) -> None:
+        requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
+        beams = self._capacity.shape.beams
+        self._pipeline.launch(requests, step_inputs(requests, parts, beams, vocabulary, self._edit_arrays))
 
     def _host_parts(self, ahead: int = 0) -> list[HostPart]:
         """What the host adds to a step, by slot. A request that fails at that fails alone, and is gone."""
@@ -342,7 +336,7 @@ class Engine:
         views = step_views(outputs, requests)
         # From the last row down, so that a slot that moves into a freed one has been settled already.
         for row, request in reversed(list(enumerate(requests))):
-            slot = self._slot_of(request, row)
+            slot = self._scheduler.slot_of(request, row)
             if slot is None:
                 continue
             request.first_token = request.first_token or now
@@ -361,12 +355,6 @@ class Engine:
             if request.search.done:
                 self._answer(slot)
 
-    def _slot_of(self, request: Request, guess: int) -> int | None:
-        active = self._scheduler.active
-        if guess < len(active) and active[guess] is request:
-            return guess
-        return next((slot for slot, other in enumerate(active) if other is request), None)
-
     def _answer(self, slot: int) -> None:
         request = self._scheduler.active[slot]
         try:
@@ -378,7 +366,8 @@ class Engine:
             return self._finish(slot, error, Outcome.FAILED)
         try:
             if request.search.options.return_alignment:
-                hypotheses = tuple(self._aligned(request, hypothesis) for hypothesis in hypotheses)
+                start = self.manifest.vocabulary.start_id
+                hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
         except Exception:
             log.exception("aligning request %d failed", request.id)
             return self._finish(slot, ComputeError("the alignment failed"), Outcome.FAILED)
@@ -389,13 +378,6 @@ class Engine:
         )
         self._queue.served(timings.encode + timings.decode)
         self._finish(slot, Result(hypotheses, timings, request.cached_tokens, request.search.trace()), Outcome.OK)
-
-    def _aligned(self, request: Request, hypothesis: Hypothesis) -> Hypothesis:
-        prefix, start = request.prefix, self.manifest.vocabulary.start_id
-        scored = self._backend.score(request.encoder_input, (*prefix, *hypothesis.tokens), start)
-        assert scored.attention is not None
-        rows = tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist())
-        return replace(hypothesis, alignment=rows)
 
     def _fail_alone(self, slot: int) -> None:
         """What the engine did for one request failed: its neighbours go on as if it had never been there."""
@@ -410,36 +392,20 @@ class Engine:
         moved = self._scheduler.release(slot)
         if moved is not None:
             self._backend.move(moved, slot)
-            self._counts.moves += 1
+            self._stats.moves += 1
         self._outputs.answer(request, answer, outcome, self.first_slot + slot)
 
     # -- report --------------------------------------------------------------------------------------------------
 
-    def _report(self, began: float, active: int) -> list[RequestOutput]:
-        counts, shape = self._counts, self._capacity.shape
-        prefill = self._prefill.report()
-        outputs, finished = self._outputs.take()
-        self.observe(
-            StepStats(
-                slots=self.plan.slots,
-                active=active,
-                remaining=len(self._scheduler.active),
-                queued=self._queue.waiting + self._scoring.queue.waiting,
-                beam_width=shape.beams if active else 0,
-                cache_length=shape.cache if active else 0,
-                source_length=shape.source if active else 0,
-                live_entries=sum(request.search.used_entries for request in self._scheduler.active),
-                admitted=counts.admitted,
-                encode_seconds=counts.encode_seconds,
-                decode_seconds=counts.decode_seconds,
-                step_seconds=self._clock() - began,
-                moves=counts.moves,
-                relayouts=counts.relayouts,
-                compactions=counts.compactions,
-                finished=finished,
-                prompt_tokens=prefill.tokens,
-                cached_prompt_tokens=prefill.cached_tokens,
-                prefix_cache_bytes=prefill.cache_bytes,
-            )
-        )
+    def _report(self, began: float) -> list[RequestOutput]:
+        stats, shape, active = self._stats, self._capacity.shape, self._scheduler.active
+        outputs, stats.finished = self._outputs.take()
+        stats.remaining = len(active)
+        stats.queued = self._queue.waiting + self._scoring.queue.waiting
+        stats.live_entries = sum(request.search.used_entries for request in active)
+        if stats.active:
+            stats.beam_width, stats.cache_length, stats.source_length = shape.beams, shape.cache, shape.source
+        self._prefill.report(stats)
+        stats.step_seconds = self._clock() - began
+        self.observe(stats)
         return outputs

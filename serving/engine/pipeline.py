@@ -65,4 +65,4 @@ class StepPipeline:
 def _known_beforehand(request: Request) -> bool:
     """Whether it has a step after the one in flight, and the host's part of it does not depend on that one."""
     search = request.search
-    return not request.processors.need_sequences and search.depth + 2 < search.options.max_length
+    return not request.processors.looks_back and search.depth + 2 < search.options.max_length

@@ -92,19 +92,11 @@ class PooledEngine:
             StepStats(
                 slots=self.rows,
                 active=len(batch),
-                remaining=0,
                 queued=self._queue.waiting,
-                beam_width=0,
-                cache_length=0,
                 source_length=max((len(request.source) for request in batch), default=0),
-                live_entries=0,
                 admitted=len(batch),
                 encode_seconds=seconds if batch else 0.0,
-                decode_seconds=0.0,
                 step_seconds=seconds,
-                moves=0,
-                relayouts=0,
-                compactions=0,
                 finished=finished,
             )
         )

@@ -1,4 +1,4 @@
-"""What a model must compute of a request before its first decode step.
+"""What happens to a request between the queue and its first decode step: it gets its memory, then its slot.
 
 An encoder-decoder model encodes its source, at once (here). A decoder-only model computes the KV cache of its prompt,
 by the chunk (`chunked_prefill.py`).
@@ -7,12 +7,11 @@ by the chunk (`chunked_prefill.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from beamline.serving.contract.backend import Backend
-from beamline.serving.contract.stats import Outcome
+from beamline.serving.contract.stats import Outcome, StepStats
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.errors import ComputeError
@@ -22,32 +21,16 @@ log = logging.getLogger(__name__)
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A request that can have its slot."""
-
-    request: Request
-    memory: Any  # the backend's
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillCounts:
-    """What was computed of prompts since the last report."""
-
-    tokens: int = 0
-    cached_tokens: int = 0  # of them, found in the prefix cache
-    cache_bytes: int = 0
-
-
 class Prefill(Protocol):
-    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
-        """What there is time for between two steps: admits newcomers from the queue, and returns those who are ready.
-        `busy`: something else has taken time already."""
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
+        """What there is time for between two steps: admits newcomers from the queue, and returns those who have their
+        memory now and can have a slot. `busy`: something else has taken time already."""
 
     def stepped(self, seconds: float) -> None:
         """How long a decode step took: what there is time for."""
 
-    def report(self) -> PrefillCounts: ...
+    def report(self, stats: StepStats) -> None:
+        """Adds what was computed of prompts since the last time."""
 
 
 def could_not_prepare(
@@ -62,15 +45,15 @@ class EncoderPrefill:
         self._backend = backend
         self._outputs = outputs
 
-    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Ready]:
+    def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
         groups = groups_by_length(self._admit(scheduler), lambda request: request.source_length, ENCODE_TOKENS)
-        return [ready for group in groups for ready in self._encode(group, scheduler)]
+        return [request for group in groups for request in self._encode(group, scheduler)]
 
     def stepped(self, seconds: float) -> None:
         pass
 
-    def report(self) -> PrefillCounts:
-        return PrefillCounts()
+    def report(self, stats: StepStats) -> None:
+        pass
 
     def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
         """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""
@@ -85,10 +68,12 @@ class EncoderPrefill:
 
         return scheduler.admit(fits)
 
-    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> list[Ready]:
+    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> Sequence[Request]:
         try:
             memories = self._backend.encode([request.encoder_input for request in group])
-            return [Ready(request, memory) for request, memory in zip(group, memories, strict=True)]
+            for request, memory in zip(group, memories, strict=True):
+                request.memory = memory
+            return group
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:
@@ -96,3 +81,44 @@ class EncoderPrefill:
                 return []
         # One of them is at fault: alone, the others succeed.
         return [ready for request in group for ready in self._encode([request], scheduler)]
+
+
+class Placement:
+    """Requests on their way into a slot: what is large of theirs (a prompt's KV cache) is copied there by the part,
+    while others run. `requests` are those that have their memory, and wait for a slot."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.requests: list[Request] = []
+        # Of the first of them: the slot in which some of its entries stand already, and the copies that are left.
+        self._slot = -1
+        self._parts: Iterator[None] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many slots, from the first, have to be kept for them."""
+        return 0 if self._parts is None else self._slot + 1
+
+    def add(self, ready: Sequence[Request]) -> None:
+        self.requests += ready
+
+    def keep(self, wanted: Callable[[Request], bool]) -> None:
+        """The others have left."""
+        if self.requests and not wanted(self.requests[0]):
+            self._parts = None
+        self.requests = [request for request in self.requests if wanted(request)]
+
+    def next(self, slot: int, others_run: bool) -> Request | None:
+        """The first of them, when all of it stands in this slot. While others run, they have a step between two
+        parts."""
+        if not self.requests:
+            return None
+        if self._parts is None:
+            self._slot, self._parts = slot, self._backend.fill(slot, self.requests[0].memory)
+        for _ in self._parts:
+            if others_run:
+                return None
+        if self._slot != slot:  # somebody has left since it began
+            self._backend.move(self._slot, slot)
+        self._parts = None
+        return self.requests.pop(0)

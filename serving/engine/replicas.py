@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.core import Engine, Occupied
@@ -102,13 +103,13 @@ class DeviceThreads:
             thread.start()
 
     def add(self, engine: Engine | Replicas) -> None:
-        for thread, member in zip(self._threads, _members(engine), strict=False):
+        for thread, member in zip(self._threads, members(engine), strict=False):
             thread.add(member)
 
     def retire(self, engine: Engine | Replicas, gone: Callable[[], None]) -> None:
         """`gone` is called once, when the last member has finished."""
-        members = _members(engine)
-        remaining, lock = len(members), threading.Lock()
+        engines = members(engine)
+        remaining, lock = len(engines), threading.Lock()
 
         def one_gone() -> None:
             nonlocal remaining
@@ -118,7 +119,7 @@ class DeviceThreads:
             if last:
                 gone()
 
-        for thread, member in zip(self._threads, members, strict=False):
+        for thread, member in zip(self._threads, engines, strict=False):
             thread.retire(member, one_gone)
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -139,5 +140,6 @@ class DeviceThreads:
             thread.stop()
 
 
-def _members(engine: Engine | Replicas) -> tuple[Engine, ...]:
+def members(engine: Any) -> tuple[Any, ...]:
+    """The engines that are driven, each by a thread of its own."""
     return engine.engines if isinstance(engine, Replicas) else (engine,)

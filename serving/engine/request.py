@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Answer, Output, Piece, Result, TraceStep
 from beamline.serving.engine.search.beam_search import BeamSearch
+from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.search.logits_processors import LogitsProcessors
 from beamline.serving.engine.search.sampler import Sampler
 
@@ -47,6 +49,7 @@ class Request:
     target: tuple[int, ...] = ()  # to score, and
     labels: tuple[int, ...] = ()  # what should follow each of its tokens
     loop: asyncio.AbstractEventLoop | None = None
+    beginning: Beginning | None = None  # of every answer to a prompt, where somebody has looked at it before
     tenant: str = ""  # who sent it: the prefix cache keeps tenants apart
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -56,6 +59,7 @@ class Request:
     first_token: float | None = field(default=None, init=False)
     encode_seconds: float = field(default=0.0, init=False)
     cached_tokens: int = field(default=0, init=False)  # of the prompt
+    memory: Any = field(default=None, init=False, repr=False)  # the backend's, between prefill and its slot
     search: BeamSearch = field(init=False, repr=False)
     processors: LogitsProcessors = field(init=False, repr=False)
     streamed: list[int] = field(default_factory=list, init=False)  # how many tokens of each hypothesis were streamed
@@ -76,7 +80,8 @@ class Request:
             self.stop_at = self.submitted + options.time_limit
         search = Sampler if options.samples else BeamSearch
         self.search = search(options, start, vocabulary.eos_ids, len(before))
-        self.processors = LogitsProcessors(options, vocabulary.eos_ids, manifest.forbidden_in_graph, before)
+        beginning = self.beginning or Beginning((*before, start, *options.prefix), options.no_repeat_ngram_size)
+        self.processors = LogitsProcessors(options, vocabulary.eos_ids, beginning, manifest.forbidden_in_graph)
         self.streamed = [0] * options.beam_size
 
     def start(self) -> Start:
@@ -148,6 +153,7 @@ class OutputCollector:
         self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
 
     def answer(self, request: Request, answer: Answer, outcome: Outcome, slot: int | None = None) -> None:
+        request.memory = None  # of one that never had its slot: who waits for the answer must not keep the device's
         self._outputs.append(RequestOutput(request, answer))
         self._finished.append(request.record(answer, outcome, self._clock(), slot))
 

@@ -68,6 +68,12 @@ class Scheduler(Generic[R]):
         self._active.append(request)
         return len(self._active) - 1
 
+    def slot_of(self, request: R, guess: int) -> int | None:
+        """Where it runs: mostly where it did. None once it is gone."""
+        if guess < len(self._active) and self._active[guess] is request:
+            return guess
+        return next((slot for slot, other in enumerate(self._active) if other is request), None)
+
     def release(self, slot: int) -> int | None:
         """Frees a slot. The last active slot moves into it, and is returned, unless it was the last one itself."""
         last = len(self._active) - 1

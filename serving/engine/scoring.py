@@ -1,14 +1,16 @@
-"""Scoring given texts by the teacher-forced graph: a queue of its own, and a turn between two decode steps."""
+"""The teacher-forced graph: texts are scored, with a queue of their own and a turn between two decode steps; and a
+finished hypothesis gets its alignment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from beamline.serving.contract.backend import Backend
 from beamline.serving.engine.one_shot import OneShotExecutor
-from beamline.serving.engine.outputs import Scores
+from beamline.serving.engine.outputs import Hypothesis, Scores
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request
 
@@ -59,3 +61,11 @@ def _score(backend: Backend, group: Sequence[Request]) -> list[Scores]:
     sources = [request.source for request in group if request.source]
     targets, labels = [request.target for request in group], [request.labels for request in group]
     return [Scores(tuple(values.tolist())) for values in backend.score_batch(sources or None, targets, labels)]
+
+
+def aligned(backend: Backend, request: Request, hypothesis: Hypothesis, start_token: int) -> Hypothesis:
+    """With its attention to the source."""
+    prefix = request.prefix
+    scored = backend.score(request.encoder_input, (*prefix, *hypothesis.tokens), start_token)
+    assert scored.attention is not None
+    return replace(hypothesis, alignment=tuple(tuple(row) for row in scored.attention[len(prefix) :].tolist()))

@@ -11,7 +11,7 @@ from beamline.serving.contract.backend import StepInputs, StepOutputs
 from beamline.serving.engine.outputs import Alternatives
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.search.beam_search import StepView
-from beamline.serving.engine.search.logits_processors import Edit, as_arrays
+from beamline.serving.engine.search.edits import BeamEdits, EditArrays
 from beamline.serving.engine.search.sampler import Sampler
 
 
@@ -20,24 +20,26 @@ class HostPart:
     """What the host adds to a step for one request."""
 
     forced: int | None
-    edits: Sequence[dict[int, Edit]]  # per beam
+    edits: Sequence[BeamEdits]  # per beam
     draws: Sequence[tuple[int, float]]  # samples with their random numbers
 
 
 def host_part(request: Request, ahead: int = 0) -> HostPart:
     """Of the next step, or of the one so many steps further, where no logits processor needs to see the tokens before
     it."""
-    search, processors = request.search, request.processors
+    search = request.search
     return HostPart(
         search.forced_token(ahead),
-        processors.edits(search.depth + ahead + 1, search.sequences() if processors.need_sequences else None),
+        request.processors.edits(search, ahead),
         search.draws(ahead) if isinstance(search, Sampler) else (),
     )
 
 
-def step_inputs(requests: Sequence[Request], parts: Sequence[HostPart], beams: int, vocabulary: int) -> StepInputs:
+def step_inputs(
+    requests: Sequence[Request], parts: Sequence[HostPart], beams: int, vocabulary: int, arrays: EditArrays
+) -> StepInputs:
     """The arrays of a step in which these requests take part, each with its own part."""
-    index, scale, add = as_arrays([part.edits for part in parts], beams)
+    index, scale, add = arrays.write([part.edits for part in parts], beams)
     rows: list[int] = []
     settings: list[tuple[float, ...]] = []
     reported: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -154,16 +155,17 @@ class ModelLoader:
 
     def _fake(self, name: str, make: Callable[[Observe], ServedEngine]) -> ServedModel:
         statistics = Statistics()
-        engine = make(self._observers(name, name, 1, statistics))
+        engine = make(self._metrics.observer(name, name, "1", statistics))
         tokenizer = ByteTokenizer()
         return self._served(engine, tokenizer, tokenizer, ModelSettings(), engine.manifest, statistics, name)
 
     def load(self, version: ModelVersion, settings: ModelSettings, label: str) -> ServedModel:
         """Checked against its hashes, and warm. A `ModelError` says why it can't be served."""
         folder, manifest = version.folder, version.manifest
+        before = resident_bytes()
         verify(folder, manifest)
         statistics = Statistics()
-        observe = self._observers(label, manifest.name, manifest.version, statistics)
+        observe = self._metrics.observer(label, manifest.name, str(manifest.version), statistics)
         if isinstance(manifest, PooledManifest):
             return self._load_pooled(folder, manifest, settings, observe, statistics, label)
         adjusted = apply(settings, manifest, folder.parent / SETTINGS_FILE)
@@ -171,6 +173,9 @@ class ModelLoader:
         source = TextTokenizer.load(folder / files.source.file)
         target = source if files.target == files.source else TextTokenizer.load(folder / files.target.file)
         engine = _loaded(folder, lambda: self._makers.load(folder, adjusted, settings, observe))
+        title = f"{manifest.name} version {manifest.version} ({manifest.family})"
+        taken = max(0, resident_bytes() - before)
+        log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes, taken)]))
         return self._served(engine, source, target, settings, manifest, statistics, label)
 
     def _load_pooled(
@@ -197,15 +202,6 @@ class ModelLoader:
         """Whose metrics these are before its first step. None: what was counted stays, what steps measure is over."""
         self._metrics.slots.labels(label).set(0 if model is None else model.slots)
 
-    def _observers(self, label: str, name: str, version: int, statistics: Statistics) -> Observe:
-        count = self._metrics.observer(label, name, str(version))
-
-        def observe(step: StepStats) -> None:
-            count(step)
-            statistics.observe(step)
-
-        return observe
-
     def _observe_host_time(self, manifest: AnyManifest, statistics: Statistics) -> ObserveHostTime:
         name, version = manifest.name, str(manifest.version)
 
@@ -226,8 +222,6 @@ class ModelLoader:
         label: str,
     ) -> ServedModel:
         card = replace(card_of(engine.manifest), most_entries=engine.plan.most_entries)
-        title = f"{card.name} version {card.version} ({engine.manifest.family})"
-        log.info("%s", "\n  ".join([title, *engine.plan.describe(engine.reserved_bytes)]))
         limits, workers, host_time = self._config.text, self._workers, self._observe_host_time(manifest, statistics)
         model: Model = (
             Translator(card, engine, source, target, limits, workers, host_time)
@@ -235,6 +229,14 @@ class ModelLoader:
             else Generator(card, engine, target, limits, workers, host_time)
         )
         return ServedModel(model, engine, settings, manifest, statistics, label)
+
+
+def resident_bytes() -> int:
+    """The memory that this process has of the machine's; 0 where it can't be known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def _loaded(folder: Path, load: Callable[[], Loaded]) -> Loaded:

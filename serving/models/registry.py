@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from beamline.serving.contract.call import current_call
 from beamline.serving.errors import InvalidRequest, ModelNotFound, ModelUnavailable
 from beamline.serving.text.generator import Generator
 from beamline.serving.text.pooled import PooledModel
@@ -17,6 +18,7 @@ from beamline.serving.text.translator import Translator
 
 Writer = Translator | Generator
 Model = Writer | PooledModel
+Kinds = tuple[type[Translator] | type[Generator] | type[PooledModel], ...]
 
 _MOST_NAMES = 20  # in an error message
 
@@ -90,7 +92,12 @@ class Models:
     @contextmanager
     def use(self, name: str, version: str) -> Iterator[Writer]:
         """Around everything that a call does with a model."""
-        served = self._find(name, version)
+        with self._use_writer(name, version, (Translator, Generator)) as model:
+            yield model
+
+    @contextmanager
+    def _use_writer(self, name: str, version: str, kinds: Kinds) -> Iterator[Writer]:
+        served = self._find(name, version, kinds)
         if isinstance(served.model, PooledModel):
             raise InvalidRequest(f"model {served.model.card.name!r} writes no text: call Classify or Embed")
         with self._used(served):
@@ -99,13 +106,13 @@ class Models:
     @contextmanager
     def use_any(self, name: str, version: str) -> Iterator[Model]:
         """Whatever it does: for an API that all kinds of models share."""
-        served = self._find(name, version, pooled=None)
+        served = self._find(name, version, None)
         with self._used(served):
             yield served.model
 
     @contextmanager
     def use_pooled(self, name: str, version: str) -> Iterator[PooledModel]:
-        served = self._find(name, version, pooled=True)
+        served = self._find(name, version, (PooledModel,))
         if not isinstance(served.model, PooledModel):
             raise InvalidRequest(f"model {served.model.card.name!r} neither classifies nor embeds: it writes text")
         with self._used(served):
@@ -114,6 +121,7 @@ class Models:
     @contextmanager
     def _used(self, served: _Served) -> Iterator[None]:
         served.calls += 1
+        current_call().answered_by(served.model.card.name)
         began, answered = time.monotonic(), False
         try:
             yield
@@ -126,7 +134,7 @@ class Models:
 
     @contextmanager
     def use_translator(self, name: str, version: str) -> Iterator[Translator]:
-        with self.use(name, version) as model:
+        with self._use_writer(name, version, (Translator,)) as model:
             if not isinstance(model, Translator):
                 name = model.card.name
                 raise InvalidRequest(f"model {name!r} does not translate: it continues a prompt, call Generate")
@@ -134,7 +142,7 @@ class Models:
 
     @contextmanager
     def use_generator(self, name: str, version: str) -> Iterator[Generator]:
-        with self.use(name, version) as model:
+        with self._use_writer(name, version, (Generator,)) as model:
             if not isinstance(model, Generator):
                 raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates, call Translate")
             yield model
@@ -142,24 +150,25 @@ class Models:
     def find(self, name: str, version: str) -> Model:
         """An empty name means the default model, or the only one; an empty version the newest. For what is answered at
         once: a call that awaits something must `use` the model."""
-        return self._find(name, version, pooled=None).model
+        return self._find(name, version, None).model
 
     def default(self) -> Model | None:
         """What a call that names no model would use; None where it would be refused."""
         try:
-            return self._find("", "").model
+            return self._find("", "", (Translator, Generator)).model
         except (InvalidRequest, ModelNotFound, ModelUnavailable):
             return None
 
     def versions(self, name: str) -> list[Model]:
         """All that are served, ascending."""
-        name = name or self._default_name(pooled=None)
-        self._find(name, "")
+        name = name or self._default_name(None)
+        self._find(name, "", None)
         return [served.model for served in self._by_name[name].values()]
 
-    def _find(self, name: str, version: str, pooled: bool | None = False) -> _Served:
+    def _find(self, name: str, version: str, kinds: Kinds | None) -> _Served:
+        """`kinds`: what a call that names no model can mean; None: any."""
         if not name:
-            name = self._default_name(pooled)
+            name = self._default_name(kinds)
         versions = self._by_name.get(name)
         if versions is None:
             if name in self._absent:
@@ -176,28 +185,29 @@ class Models:
             retire, served.retire = served.retire, None
             retire(served.model)
 
-    def _default_name(self, pooled: bool | None) -> str:
-        """The default, or the only one that writes, or that is `pooled`; None: the only one that writes, or at all."""
+    def _default_name(self, kinds: Kinds | None) -> str:
+        """The default, if it is of such a kind, or the only one that is; for any kind, the only one that writes, or at
+        all. Where none translates, or none continues a prompt, what writes is found, which then says what it does."""
         default = self._default or next((name for name in self._preferred if name in self._by_name), None)
-        if default is not None and (
-            pooled is None or default not in self._by_name or self._is_pooled(default) == pooled
-        ):
+        if default is not None and (default not in self._by_name or self._is(default, kinds)):
             return default
+        pooled = kinds == (PooledModel,)
         if default is None and not pooled and (absent := [name for name in self._preferred if name in self._absent]):
             raise self._unavailable(absent[0])
-        names = [name for name in self._by_name if self._is_pooled(name) == bool(pooled)]
-        if pooled is None:
-            names = names or list(self._by_name)
+        writers = [name for name in self._by_name if self._is(name, (Translator, Generator))]
+        names = [name for name in self._by_name if self._is(name, kinds)] if kinds else writers or list(self._by_name)
+        if not names and not pooled:
+            names = [default] if default in writers else writers
         if not names:
             raise self._none_served(pooled)
         if len(names) != 1:
             raise ModelNotFound(
-                f"the request names no model, and there are several: {self._names()}; "
+                f"the request names no model, and there are several: {_some(names)}; "
                 "name one (--model), or serve with --default-model"
             )
         return names[0]
 
-    def _none_served(self, pooled: bool | None) -> ModelNotFound | ModelUnavailable:
+    def _none_served(self, pooled: bool) -> ModelNotFound | ModelUnavailable:
         """For a call that names no model, where none that is served can answer it. What one that is not served could do
         is not known here: it may be what the caller wants."""
         absent = [name for name in self._absent if name not in self._by_name]
@@ -213,8 +223,8 @@ class Models:
     def _unavailable(self, name: str) -> ModelUnavailable:
         return ModelUnavailable(f"model {name!r} is not served now: {self._absent[name]}")
 
-    def _is_pooled(self, name: str) -> bool:
-        return isinstance(next(iter(self._by_name[name].values())).model, PooledModel)
+    def _is(self, name: str, kinds: Kinds | None) -> bool:
+        return kinds is None or isinstance(next(iter(self._by_name[name].values())).model, kinds)
 
     def _names(self) -> str:
         return _some(list(self._by_name))

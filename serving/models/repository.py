@@ -7,13 +7,14 @@ Requests never reach this module: their model names are only looked up among wha
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, read_any_manifest
-from beamline.serving.errors import ManifestError, ModelError
+from beamline.serving.errors import ManifestError, ModelError, ModelNotFound
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -79,6 +80,36 @@ def scan(root: Path) -> Repository:
         elif not entries:
             problems.append(Problem(folder.name, f"{folder} has no version folder"))
     return Repository(root, models, tuple(problems), {folder.name: folder for folder in folders})
+
+
+def find(path: Path, version: int | None = None, among: Collection[int] | None = None) -> ModelVersion:
+    """A version of one model: `path` is a model's folder, whose newest is meant where none is named, or a version's.
+    `among`: the versions that may be meant where none is named. Raises `ModelNotFound` or `ModelError`."""
+    path = Path(os.path.abspath(path))  # a name to compare with the manifest's, also where the path is "."
+    if not path.is_dir():
+        raise ModelNotFound(f"there is no folder {path}{_beside(path)}")
+    if (path / MANIFEST_FILE).exists():
+        if version not in (None, int(path.name) if _VERSION.fullmatch(path.name) else None):
+            raise ModelNotFound(f"{path} is one version, and version {version} was asked for: give the folder above it")
+        return _read_version(path)
+    present = sorted(int(each.name) for each in _subfolders(path) if _VERSION.fullmatch(each.name))
+    if not present:
+        inside = [each.name for each in _subfolders(path) if any(_VERSION.fullmatch(e.name) for e in _subfolders(each))]
+        hint = f": it is a repository, give one of its models: {', '.join(inside)}" if inside else ""
+        raise ModelNotFound(f"{path} has no version folder{hint}")
+    if version is not None and version not in present:
+        raise ModelNotFound(f"{path} has no version {version}; there is {', '.join(map(str, present))}")
+    usual = [each for each in present if among is None or each in among] or present
+    return _read_version(path / str(usual[-1] if version is None else version))
+
+
+def _beside(path: Path) -> str:
+    """What else there is, for whoever mistyped a name."""
+    try:
+        names = [each.name for each in _subfolders(path.parent)]
+    except OSError:
+        return ""
+    return f"; beside it there is {', '.join(names[:20])}" if names else ""
 
 
 def _subfolders(folder: Path) -> Iterator[Path]:

@@ -17,32 +17,23 @@ import secrets
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from beamline.serving.errors import BeamlineError, Unauthenticated
+from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.reloaded_files import ReloadedFiles
 
 
-class Scope(StrEnum):
-    INFER = "infer"
-    ADMIN = "admin"  # load, unload and other management; includes `infer`
+class WrongToken(Unauthenticated):
+    """One was sent, and it is not known here, or not any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """An authenticated client. On a server without tokens, clients have no names and every scope."""
-
-    name: str | None = None
-    scopes: frozenset[Scope] = frozenset(Scope)
-
-    def may(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+    def __init__(self, sentence: str, digest: str) -> None:
+        super().__init__(sentence)
+        self.digest = digest
 
 
 class TokenEntry(BaseModel):
@@ -90,9 +81,9 @@ class TokenFile:
             if hmac.compare_digest(digest, entry.sha256):
                 found = entry
         if found is None:
-            raise Unauthenticated("the bearer token is not known here")
+            raise WrongToken("the bearer token is not known here", digest)
         if found.expires is not None and found.expires.timestamp() <= self._now():
-            raise Unauthenticated("the bearer token has expired")
+            raise WrongToken("the bearer token has expired", digest)
         return Client(found.name, frozenset(found.scopes))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -21,8 +24,41 @@ class LogFormat(StrEnum):
 LEVELS = ("debug", "info", "warning", "error")
 
 
+# Their lines are caused by whoever can reach a port, as many as they like.
+_CAUSED_FROM_OUTSIDE = (
+    "uvicorn.error",
+    "asyncio",
+    "beamline.serving.api.http.connections",
+    "beamline.serving.security.attempts",
+)
+
+
+class OncePerSecond(logging.Filter):
+    """Of each kind of line that anybody can cause, one a second, with the number of those left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next: dict[tuple[str, str], float] = {}
+        self._left_out: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name not in _CAUSED_FROM_OUTSIDE:
+            return True
+        kind = (record.name, str(record.msg)[:100])
+        now = self._clock()
+        if now < self._next.get(kind, now):
+            self._left_out[kind] += 1
+            return False
+        self._next[kind] = now + 1.0
+        if left_out := self._left_out.pop(kind, 0):
+            record.msg, record.args = f"{record.getMessage()} (and {left_out} more like it)", None
+        return True
+
+
 def configure(form: LogFormat, level: str, access: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(OncePerSecond())
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger(ACCESS).setLevel(logging.INFO if access else logging.WARNING)

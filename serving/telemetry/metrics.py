@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import choose_encoder
 
 from beamline.serving.contract.stats import Finished, Outcome, StepStats
 from beamline.serving.telemetry.history import History
+from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
 from beamline.version import beamline_version
 
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _STEP = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _OCCUPANCY = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_EOF = b"# EOF\n"
 _BEAMS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 32)
 
 
@@ -97,9 +100,12 @@ class Metrics:
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
 
-    def observer(self, label: str, model: str, version: str) -> Callable[[StepStats], None]:
-        """The consumer for one model's engine. It runs on the engine's thread at every step."""
-        ours = _StepObserver(self, label)
+    def observer(
+        self, label: str, model: str, version: str, statistics: Statistics | None = None
+    ) -> Callable[[StepStats], None]:
+        """The consumer for one model's engine, which counts for Prometheus, for Triton's dashboards, and for the
+        version's own `statistics`. It runs on the engine's thread at every step."""
+        ours, own = _StepObserver(self, label), statistics or Statistics()
         past = self.history.of(label)
         self.triton.declare(model, version)
 
@@ -107,11 +113,20 @@ class Metrics:
             ours(step)
             past.observe(step)
             self.triton.step(model, version, step)
+            own.observe(step)
 
         return observe
 
     def exposition(self) -> bytes:
-        return generate_latest(self.registry) + self.triton.exposition()
+        return self.negotiated("")[0]
+
+    def negotiated(self, accept: str) -> tuple[bytes, str]:
+        """In the format that a scraper's header accepts: Prometheus's text or OpenMetrics; and its content type."""
+        encode, content_type = choose_encoder(accept)
+        ours = encode(self.registry)
+        if content_type.startswith("application/openmetrics-text"):
+            return ours.removesuffix(_EOF) + self.triton.exposition(open_metrics=True) + _EOF, content_type
+        return ours + self.triton.exposition(), content_type
 
 
 class _StepObserver:

@@ -1,6 +1,7 @@
 """OpenTelemetry traces, if OTEL_EXPORTER_OTLP_ENDPOINT is set; otherwise OpenTelemetry is not even imported.
 
-A call is a span, in the client's trace if it sends `traceparent`. Its children are the times that its sequences spent
+A call is a span, in the client's trace if it sends `traceparent`, with the attributes of OpenTelemetry's semantic
+conventions for RPC or HTTP, and the model's name. Its children are the times that its sequences spent
 in queue, encoder and decoder. Everything else (service name, headers, sampling) is set by OpenTelemetry's own
 environment variables.
 """
@@ -26,7 +27,7 @@ class Tracing:
     def call(self, method: str, headers: Mapping[str, str]) -> Any:
         return None
 
-    def finish(self, span: Any, code: str, request_id: str) -> None:
+    def finish(self, span: Any, code: str, request_id: str, model: str | None, http_code: int | None) -> None:
         pass
 
     def sequences(self, span: Any, finished: Sequences) -> None:
@@ -45,13 +46,27 @@ class OpenTelemetry(Tracing):
 
     def call(self, method: str, headers: Mapping[str, str]) -> Any:
         parent = self._propagator.extract(dict(headers))
-        service, _, name = method.removeprefix("/").rpartition("/")
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name}
-        return self._tracer.start_span(method.removeprefix("/"), parent, self._trace.SpanKind.SERVER, attributes)
+        verb, _, path = method.partition(" ")
+        name = method.removeprefix("/")
+        attributes = (
+            {"http.request.method": verb, "http.route": path, "url.path": path}
+            if path
+            else {"rpc.system.name": "grpc", "rpc.method": name}
+        )
+        return self._tracer.start_span(name, parent, self._trace.SpanKind.SERVER, attributes)
 
-    def finish(self, span: Any, code: str, request_id: str) -> None:
-        span.set_attributes({"rpc.grpc.status": code, "beamline.request_id": request_id})
+    def finish(self, span: Any, code: str, request_id: str, model: str | None, http_code: int | None) -> None:
+        span.set_attribute("beamline.request_id", request_id)
+        if http_code is None:
+            span.set_attribute("rpc.response.status_code", code)
+        else:
+            span.set_attribute("http.response.status_code", http_code)
+        if model is not None:
+            span.set_attribute("gen_ai.request.model", model)
         if code != "OK":
+            span.set_attribute("error.type", code)
+        # By the conventions, what the client did wrong is no error of an HTTP server.
+        if code != "OK" and (http_code is None or http_code >= 500):
             span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, code))
         span.end()
 

@@ -90,14 +90,18 @@ class TritonMetrics:
         with self._lock:
             return self._values[model, version][family]
 
-    def exposition(self) -> bytes:
-        """In Prometheus's text format."""
+    def exposition(self, open_metrics: bool = False) -> bytes:
+        """In Prometheus's text format, or in OpenMetrics. There a counter's name must end with _total, so that
+        these, whose names are Triton's, have no type."""
         with self._lock:
             values = {labels: dict(found) for labels, found in self._values.items()}
         lines = []
         for family in Triton:
             about = family.value
-            lines += [f"# HELP {about.name} {about.text}", f"# TYPE {about.name} {about.kind}"]
+            lines += [
+                f"# HELP {about.name} {about.text}",
+                f"# TYPE {about.name} {'unknown' if open_metrics else about.kind}",
+            ]
             for (model, version), found in values.items():
                 labels = f'model="{_escaped(model)}",version="{_escaped(version)}"'
                 lines.append(f"{about.name}{{{labels}}} {found[family]:.17g}")

@@ -1,4 +1,4 @@
-"""A talk as the text that a model was trained on: its chat template, rendered in Jinja's sandbox."""
+"""Chat messages as a prompt: the model's chat template, rendered in Jinja's sandbox."""
 
 from __future__ import annotations
 

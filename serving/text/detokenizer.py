@@ -20,8 +20,8 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before)
-        self._from = 0  # the window begins here
-        self._told = len(self._ids)  # and this much of the tokens is text already
+        self._prefix_offset = 0  # the window begins here
+        self._read_offset = len(self._ids)  # tokens before this place are text already
 
     def push(self, token: int) -> str:
         self._ids.append(token)
@@ -32,13 +32,13 @@ class Detokenizer:
         return self._difference(final=True)
 
     def _difference(self, final: bool) -> str:
-        known = self._tokenizer.decode(self._ids[self._from : self._told])
-        text = self._tokenizer.decode(self._ids[self._from :])
+        known = self._tokenizer.decode(self._ids[self._prefix_offset : self._read_offset])
+        text = self._tokenizer.decode(self._ids[self._prefix_offset :])
         if final:  # what is half a character now stays one
             return text[len(known) :].rstrip(_INCOMPLETE)
         if len(text) <= len(known) or text.endswith(_INCOMPLETE):
             return ""
-        self._from, self._told = self._told, len(self._ids)
+        self._prefix_offset, self._read_offset = self._read_offset, len(self._ids)
         return text[len(known) :]
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine
 from beamline.serving.engine.outputs import Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
+from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
@@ -19,18 +19,12 @@ from beamline.serving.text.chat import ChatTemplate
 from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
-from beamline.serving.text.options import GenerationOptions, generation_options
+from beamline.serving.text.options import generation_options, stop_strings
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
 from beamline.serving.text.search_traces import search_step, search_trace
 
 _MAX_MESSAGES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    prompt: tuple[int, ...]
-    options: GenerationOptions
 
 
 class Generator:
@@ -106,7 +100,8 @@ class Generator:
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
-    def _read(self, request: pb.GenerateRequest) -> _Prepared:
+    def _read(self, request: pb.GenerateRequest) -> Request:
+        """The prompt and its options; pure, so that it may run on any thread."""
         prompt = self._prompt(request)
         limits, size = self.card.limits, self.card.vocabulary.source_size
         if not prompt and self.card.vocabulary.decoder_start_id is not None:
@@ -118,7 +113,9 @@ class Generator:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens; this model reads at most {limits.max_source_length}"
             )
-        return _Prepared(tuple(prompt), generation_options(request.options, self.card, len(prompt)))
+        options = generation_options(request.options, self.card, len(prompt))
+        # The prompt is looked at here, which may be beside the event loop.
+        return Request(tuple(prompt), options, beginning=Beginning(prompt, options.no_repeat_ngram_size))
 
     def _prompt(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
@@ -144,10 +141,13 @@ class Generator:
 
     # -- the way out -----------------------------------------------------------------------------------------------
 
-    async def _open(self, request: pb.GenerateRequest, prepared: _Prepared, deadline: float | None) -> list[Answer]:
-        options, prompt = prepared.options, prepared.prompt
+    async def _open(self, request: pb.GenerateRequest, prepared: Request, deadline: float | None) -> list[Answer]:
+        """The answers to a prompt, which hold its echo where that was asked for."""
+        assert prepared.options is not None
+        prompt, stops = prepared.source, stop_strings(request.options)
         answers = [
-            Answer(index, self._tokenizer, prompt, options.stops, request.options) for index in range(options.answers)
+            Answer(index, self._tokenizer, prompt, stops, request.options)
+            for index in range(prepared.options.num_hypotheses)
         ]
         if request.options.echo:
             log_probs: Sequence[float | None] = [None] * len(prompt)
@@ -164,7 +164,7 @@ class Generator:
 
     async def _decode(
         self,
-        prepared: _Prepared,
+        prepared: Request,
         answers: Sequence[Answer],
         traced: list[pb.SearchStep],
         deadline: float | None,
@@ -172,14 +172,8 @@ class Generator:
     ) -> AsyncGenerator[Result | None]:
         """Fills the answers, and the steps of the search where they are traced; yields when there is something new in
         them, at last with the result."""
-        options = prepared.options.decoding
-        stream = Stream(
-            self._engine,
-            [Request(prepared.prompt, options)],
-            deadline,
-            max_in_flight=1,
-            max_unread=self._limits.max_unread_tokens,
-        )
+        limit = self._limits.max_unread_tokens
+        stream = Stream(self._engine, [prepared], deadline, max_in_flight=1, max_unread=limit)
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
                 result = None
@@ -200,9 +194,9 @@ class Generator:
                                 stream.stop(0, output.index)
                 yield result
 
-    def _usage(self, prepared: _Prepared, answers: Sequence[Answer], result: Result) -> pb.Usage:
+    def _usage(self, prepared: Request, answers: Sequence[Answer], result: Result) -> pb.Usage:
         return pb.Usage(
-            prompt_tokens=len(prepared.prompt),
+            prompt_tokens=len(prepared.source),
             cached_tokens=result.cached_tokens,
             generated_tokens=sum(answer.tokens for answer in answers),
             model=self.card.name,

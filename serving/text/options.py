@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from beamline.protos import beamline_pb2 as pb
@@ -179,14 +179,8 @@ _MAX_STOP_LENGTH = 200  # characters
 _MAX_BIASED = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
-    decoding: DecodingOptions
-    answers: int
-    stops: tuple[str, ...]
-
-
-def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_length: int) -> GenerationOptions:
+def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_length: int) -> DecodingOptions:
+    """`num_hypotheses` is how many answers are wanted: beams or samples."""
     defaults, limits = card.defaults, card.limits
     room = limits.max_target_length - prompt_length
     if room < 1:
@@ -203,7 +197,7 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
     min_tokens = asked.min_tokens
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is {min_tokens}; it may be up to max_tokens, which is {max_tokens} here")
-    decoding = DecodingOptions(
+    return DecodingOptions(
         beam_size=beam_size,
         num_hypotheses=answers,
         max_length=max_tokens + 1,
@@ -229,7 +223,6 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         trace_candidates=_TRACE_CANDIDATES if asked.return_search_trace else 0,
         top_log_probs=whole(asked, "top_log_probs", 0, 0, min(REPORTED, card.vocabulary.target_size)),
     )
-    return GenerationOptions(decoding, answers, _stops(asked))
 
 
 def _temperature(asked: pb.GenerationOptions, default: float) -> float:
@@ -284,7 +277,7 @@ def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int
     return tuple(sorted(asked.logit_bias.items()))
 
 
-def _stops(asked: pb.GenerationOptions) -> tuple[str, ...]:
+def stop_strings(asked: pb.GenerationOptions) -> tuple[str, ...]:
     if len(asked.stop) > _MAX_STOPS:
         raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {_MAX_STOPS} are allowed")
     for index, stop in enumerate(asked.stop):

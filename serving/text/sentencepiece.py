@@ -15,6 +15,7 @@ from sentencepiece import SentencePieceProcessor
 from beamline.serving.contract.manifest import Id, Record
 
 _LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)
+_NOTHING = re.compile(r"(?!)")
 _SPACE = "\u2581"  # how sentencepiece writes it
 # Hugging Face's clean_up_tokenization, in its order.
 _CLEAN_UP = (
@@ -40,6 +41,7 @@ class MarianSpec(Record):
     hidden: tuple[Id, ...]  # leave no trace in a decoded text
     decoding: str | None = None  # base64 of the model that decodes, where that is not the one that encodes
     clean_up_spaces: bool = False
+    reads_language_codes: bool = True  # a text may begin with one: >>de<<
 
 
 class SentencePieceSpec(Record):
@@ -83,8 +85,9 @@ class MarianText(SentencePieceText):
         self._clean_up = _CLEAN_UP if marian.clean_up_spaces else ()
         self._vocabulary = {**marian.vocabulary, **marian.added}
         self._unknown = marian.unknown
+        self._code = _LANGUAGE_CODE if marian.reads_language_codes else _NOTHING
         longest_first = sorted(marian.added, key=len, reverse=True)
-        self._added = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._added = re.compile(f"({'|'.join(map(re.escape, longest_first)) or _NOTHING.pattern})")
         # An added token takes its id from any other. An id that vocab.json leaves out has no text.
         self._tokens = {index: token for token, index in marian.vocabulary.items()}
         self._tokens |= {index: token for token, index in marian.added.items()}
@@ -110,7 +113,7 @@ class MarianText(SentencePieceText):
             if number % 2:
                 yield part
                 continue
-            if code := _LANGUAGE_CODE.match(part):
+            if code := self._code.match(part):
                 yield code.group()
                 part = part[code.end() :]
             # Characters that the model does not know come as they are: a vocabulary that two

@@ -1,8 +1,8 @@
 """Text to ids and back, for one side of a model.
 
-A JSON file with the key "beamline" holds a sentencepiece model (the converter writes such files), and
-sentencepiece answers. Any other is a Hugging Face tokenizer.json, for the Rust `tokenizers` library,
-which is not exact for sentencepiece models. Both may be used from many threads at once.
+A JSON file with the key "beamline" (the converter writes such files) holds a sentencepiece model, and sentencepiece
+answers, or says that tokens are bytes. Any other is a Hugging Face tokenizer.json, for the Rust `tokenizers` library,
+which is not exact for sentencepiece models. All may be used from many threads at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from beamline.serving.errors import InvalidRequest, ModelError
+from beamline.serving.text.byte_text import ByteSpec, ByteText
 from beamline.serving.text.sentencepiece import MarianSpec, MarianText, SentencePieceSpec, SentencePieceText
 
-__all__ = ["MarianSpec", "SentencePieceSpec", "TextTokenizer"]
+__all__ = ["ByteSpec", "MarianSpec", "SentencePieceSpec", "TextTokenizer"]
 
 
 class _Engine(Protocol):
@@ -50,6 +51,8 @@ class TextTokenizer:
     def from_json(cls, value: dict[str, Any]) -> TextTokenizer:
         if "beamline" not in value:
             return cls(_HuggingFace(value))
+        if "bytes" in value["beamline"]:
+            return cls(ByteText(ByteSpec.model_validate(value["beamline"]["bytes"])))
         spec = SentencePieceSpec.model_validate(value["beamline"])
         return cls(SentencePieceText(spec) if spec.marian is None else MarianText(spec, spec.marian))
 

@@ -18,6 +18,9 @@ _REQUIREMENTS = {
     "llama_cpp": ("numpy.txt", "llama_cpp.txt"),  # compiled here: minutes, and a C++ compiler
     "genai": ("torch.txt", "transformers.txt", "genai_builder.txt", "genai.txt"),
     "g2p_en": ("numpy.txt", "g2p_en.txt"),
+    # Not compared with, but tested with: a load balancer, and a client made from the OpenAPI description.
+    "envoy": ("envoy.txt",),
+    "schemathesis": ("schemathesis.txt",),
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
 _VARIABLES = {"llama_cpp.txt": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}

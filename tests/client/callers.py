@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
 
-from beamline import AsyncClient, Client
+from beamline import AsyncClient, Client, LoadedModel
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc
+from beamline.serving.config import ServeConfig, TextLimits
+from beamline.serving.in_process import InProcess
+from beamline.serving.models.loader import ModelLoader
+from beamline.serving.telemetry.metrics import Metrics
+from tests.serving.doubles import EngineDouble, makers
+from tests.serving.fake_lm import GatedEngine
 
 
 class SyncCaller:
     def __init__(self, target: str | None = None, **options: Any) -> None:
-        self.client = Client(target, **options)
+        self.client: Any = Client(target, **options)
 
     async def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, method), *arguments, **options)
@@ -41,7 +48,7 @@ class SyncCaller:
 
 class AsyncCaller:
     def __init__(self, target: str | None = None, **options: Any) -> None:
-        self.client = AsyncClient(target, **options)
+        self.client: Any = AsyncClient(target, **options)
 
     async def __call__(self, method: str, *arguments: Any, **options: Any) -> Any:
         return await getattr(self.client, method)(*arguments, **options)
@@ -60,6 +67,26 @@ class AsyncCaller:
 
 
 Caller = SyncCaller | AsyncCaller
+
+
+class LoadedCaller(SyncCaller):
+    """The same with a model in process."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self.client = model
+
+
+class AsyncLoadedCaller(AsyncCaller):
+    def __init__(self, model: LoadedModel) -> None:
+        self.client = model.aio
+
+
+def in_process(engine: EngineDouble | GatedEngine, timeout: float | None = None, **limits: int) -> LoadedModel:
+    """A model with this engine. Its queue is the engine's."""
+    made = makers(engine) if isinstance(engine, EngineDouble) else engine.makers()
+    workers = ThreadPoolExecutor(2, thread_name_prefix="beamline-text")
+    loader = ModelLoader(ServeConfig(fake=True, text=TextLimits(**limits)), made, Metrics(), workers)
+    return LoadedModel(InProcess(loader.fakes()[0], made.thread(), workers), timeout)
 
 
 class Refusal(Exception):

@@ -33,8 +33,9 @@ from beamline.errors import (
     Unimplemented,
 )
 from beamline.protos import beamline_pb2_grpc
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.client.callers import Refusal, Scripted, SyncCaller, scripted, texts
 from tests.client.conftest import MakeCaller
@@ -239,7 +240,7 @@ class TestWhatIsThere:
             await caller("127.0.0.1:1", retries=1)("translate", "a")
         assert str(found.value) == (
             "nothing answers at 127.0.0.1:1: start a server with `beamline serve`, "
-            'or say where it is (Client("HOST:PORT") or BEAMLINE_TARGET)'
+            "or say where it is (target, --target or BEAMLINE_TARGET)"
         )
         with pytest.raises(Unavailable, match="nothing answers"):
             await caller("127.0.0.1:1", retries=0).pieces("translate_stream", "a")
@@ -281,6 +282,11 @@ class TestTarget:
         with pytest.raises(BeamlineError, match=r"BEAMLINE_TARGET is .*HOST:PORT"):
             AsyncClient()
 
+    @pytest.mark.parametrize("wrong", ["localhost:x", "localhost:99999", "localhost:"])
+    def test_a_port_is_a_number(self, wrong: str) -> None:
+        with pytest.raises(BeamlineError, match="its port must be a number from 1 to 65535"):
+            Client(wrong)
+
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
@@ -318,7 +324,7 @@ class TestCredentials:
             client = caller(local(server), token=token, **options)
             assert (await client("translate", "a")).text == "a"
             assert texts(await client.pieces("translate_stream", "a")) == ["a"]
-            with pytest.raises(Unauthenticated, match=r"wants a bearer token.*Client\(token="):
+            with pytest.raises(Unauthenticated, match=r"wants a bearer token.*here: token="):
                 await caller(local(server), **options)("translate", "a")
             with pytest.raises(Unavailable, match="give client_cert and client_key"):
                 await caller(local(server), tls=ca, token=token, retries=0)("translate", "a")
@@ -338,7 +344,7 @@ class TestCredentials:
             with pytest.raises(Misconnected, match="for another name than the target's"):
                 await caller(target.replace("localhost", "127.0.0.1"), tls=ca)("models")
         async with running(EngineDouble(), host="localhost") as server:
-            with pytest.raises(Misconnected, match="does not talk TLS: leave tls away"):
+            with pytest.raises(Misconnected, match=r"does not talk TLS: leave tls \(--tls-ca\) away"):
                 await caller(local(server), tls=ca)("models")
 
     async def test_nothing_but_the_exception_is_said(self, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import beamline
 from beamline import AsyncClient, Client, errors, types
 from beamline.version import beamline_version
+from tests.support import async_methods
 from tests.support.processes import ROOT, environment
 
 STREAMS = ("translate_stream", "generate_stream", "chat_stream")
@@ -155,6 +156,10 @@ def test_no_protobuf_in_any_signature(client: type) -> None:
     modules = {getattr(part, "__module__", "") for part in seen if not isinstance(part, ModuleType)}
     assert {name for name in modules if "proto" in name or "grpc" in name} == set()
     assert all(inspect.getdoc(getattr(client, name)) for name in METHODS)
+
+
+def test_the_awaited_methods_are_made_of_the_others() -> None:
+    assert async_methods.RESULT.read_text(encoding="utf-8") == async_methods.made(), "run `make methods`"
 
 
 def test_both_clients_have_the_same_methods() -> None:

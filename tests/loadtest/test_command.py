@@ -14,7 +14,8 @@ import pytest
 
 from beamline.loadtest.load.arrivals import Poisson
 from beamline.loadtest.report.document import read
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token
 from tests.loadtest.doubles import closed_port, echo_server, latency_of, self_signed, silent_listener
 from tests.support.processes import (
     PATIENCE,

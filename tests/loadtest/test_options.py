@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 import pytest
 
 from beamline.loadtest import command
 from beamline.loadtest.errors import LoadTestError
-from beamline.loadtest.options import connection_of, load_of
 from beamline.loadtest.report.files import prepare
-from tests.support.processes import ROOT, run_beamline
+from tests.support.processes import run_beamline
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,16 +81,3 @@ def test_an_option_of_another_method_is_told_at_once() -> None:
     found = run_beamline("loadtest", "--method", "generate", "--options", "num_hypotheses=2")
     assert found.returncode == 2
     assert "there is no option 'num_hypotheses'" in found.stderr
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/loadtest.md"])
-def test_what_the_documentation_says_can_be_typed(page: str) -> None:
-    lines = [line.strip() for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
-    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("beamline loadtest ")]
-    assert commands
-    for words in commands:
-        args = parser().parse_args(words[2:])
-        if not args.action:
-            connection_of(args)
-            if args.trace is None:
-                load_of(args)  # names no file that is not shipped

@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from beamline.serving.api.http.endpoints import ENDPOINTS
-from beamline.serving.security.access import scope_of
-from beamline.serving.security.tokens import Scope
+from beamline.serving.security.access import Scope, scope_of
 from tests.serving.security.test_every_rpc import reflected
 from tests.support.fuzz import Fuzz
 from tests.support.fuzz_corpus import ECHO, POOLED

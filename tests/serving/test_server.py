@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
@@ -16,7 +17,16 @@ from beamline.serving.errors import BeamlineError, ModelError
 from beamline.serving.models.loader import Observe
 from beamline.serving.server import Server
 from tests.serving.disk import write_version
-from tests.serving.doubles import WAIT_SECONDS, EngineDouble, EngineDoubles, connected, makers, running, started
+from tests.serving.doubles import (
+    WAIT_SECONDS,
+    EngineDouble,
+    EngineDoubles,
+    connected,
+    eventually,
+    makers,
+    running,
+    started,
+)
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])
 ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
@@ -76,6 +86,49 @@ async def test_a_drain_refuses_newcomers_and_finishes_who_is_inside() -> None:
         assert await draining
         assert (await inside).translations[0].hypotheses[0].text == "a"
         assert engine.draining
+
+
+async def test_a_server_that_leaves_says_so_and_still_answers() -> None:
+    async with running(EngineDouble(), drain_delay_seconds=WAIT_SECONDS) as server, connected(server) as stub:
+        leaving = asyncio.ensure_future(server.leave())
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz") == (503, "leaving")
+        assert (await asyncio.to_thread(get, server.metrics_address, "/healthz/live"))[0] == 200
+        async with grpc.aio.insecure_channel(server.grpc_address) as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await stub.Translate(ONE)).translations[0].hypotheses[0].text == "a"
+        server.failed.set()  # nothing to wait for any more
+        await leaving
+
+
+async def test_late_calls_are_refused_with_a_hint_and_counted_and_none_is_lost() -> None:
+    """Callers who call again as soon as they are refused, until there is nothing to connect to."""
+    refusals: list[grpc.aio.AioRpcError] = []
+
+    async def call_again_and_again(server: Server) -> None:
+        async with connected(server, [("grpc.use_local_subchannel_pool", 1)]) as stub:
+            while True:
+                try:
+                    await stub.Translate(ONE)
+                except grpc.aio.AioRpcError as error:
+                    if "failed to connect" in (error.details() or ""):
+                        return
+                    refusals.append(error)
+
+    async with running(EngineDouble()) as server:
+        callers = [asyncio.ensure_future(call_again_and_again(server)) for _ in range(5)]
+        calls = server.metrics.registry.get_sample_value
+        method = "/beamline.v1.Inference/Translate"
+        await eventually(lambda: bool(calls("beamline_calls_total", {"method": method, "code": "OK"})))
+        assert await server.drain()
+        await eventually(lambda: len(refusals) > 10)
+        await server.stop()
+        await asyncio.gather(*callers)
+        counted = calls("beamline_refused_total", {"reason": "shutting_down"})
+    assert {error.code() for error in refusals} == {grpc.StatusCode.UNAVAILABLE}
+    assert counted == len(refusals)
+    assert all(dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "1000" for error in refusals)
 
 
 async def test_a_drain_with_nothing_to_do_is_over_at_once() -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.support.fixture_cache import fixture_cache
 from tests.support.language_models import EOS, SECOND_EOS, ConvertedLanguageModel
 from tests.support.marian_shape import BAD, MAX_LENGTH, PAD, MarianShape
+from tests.support.seq2seq import ConvertedSeq2Seq
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,26 @@ def translations(
         options=options,
         beams=beams,
         prefix=prefix,
+    )
+    return [[Theirs(**hypothesis) for hypothesis in answers] for answers in found]
+
+
+def seq2seq_answers(
+    model: ConvertedSeq2Seq,
+    sources: Sequence[list[int]],
+    options: dict[str, Any],
+    beams: int,
+    prompt: tuple[int, ...] = (),
+) -> list[list[Theirs]]:
+    """The same of any encoder-decoder; `prompt` is what the decoder begins with, its start token unless said."""
+    found = fixture_cache().answers(
+        _seq2seq_answers,
+        weights=_hash(model.original),
+        model=model,
+        sources=list(sources),
+        options=options,
+        beams=beams,
+        prompt=prompt or (model.manifest.vocabulary.start_id,),
     )
     return [[Theirs(**hypothesis) for hypothesis in answers] for answers in found]
 
@@ -76,6 +97,22 @@ def _translations(
             model.original, source, beams, prompt, ends, PAD, {**given, "decoder_input_ids": torch.tensor([prompt])}
         )
         for source in sources
+    ]
+
+
+def _seq2seq_answers(
+    model: ConvertedSeq2Seq,
+    sources: list[list[int]],
+    options: dict[str, Any],
+    beams: int,
+    prompt: tuple[int, ...],
+    weights: str,
+) -> list[list[dict[str, Any]]]:
+    vocabulary = model.manifest.vocabulary
+    given = {"length_penalty": 1.0, **options, "decoder_input_ids": torch.tensor([prompt])}
+    ends = vocabulary.eos_ids
+    return [
+        _generate(model.original, source, beams, list(prompt), ends, vocabulary.pad_id, given) for source in sources
     ]
 
 

@@ -116,14 +116,15 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str) -> Iterator[ServerProcess]:
+def serving(log: Path, *arguments: str, before: Callable[[], None] | None = None) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
-    exit with 0, unless the test has ended it before."""
-    command = beamline("serve", "--grpc-port", "0", "--metrics-port", "0", "--http-port", "0", *arguments)
+    exit with 0, unless the test has ended it before. `before` is called in its process."""
+    ports = ("--grpc-port", "0", "--metrics-port", "0", "--http-port", "0")
+    command = beamline("serve", *ports, "--drain-delay", "0", *arguments)
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment()
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=environment(), preexec_fn=before
         ) as process,
     ):
         assert process.stdout is not None

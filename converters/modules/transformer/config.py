@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-POSITIONS = ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "none")
+POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "rotary", "none")
 NORMS = ("layer", "rms")
 PLACEMENTS = ("pre", "post")
 
@@ -64,6 +64,17 @@ class NormConfig:
 
 
 @dataclass(frozen=True)
+class RelativeConfig:
+    """What attention adds for how far apart two tokens stand: a number per head and distance, as in T5."""
+
+    max_distance: int  # from here on, all distances are alike
+    per_layer: bool = False  # every layer has numbers of its own; else all share one table
+
+    def problems(self) -> Iterator[str]:
+        yield from at_least_one(self, "max_distance")
+
+
+@dataclass(frozen=True)
 class StackConfig:
     """An encoder, or a decoder with or without cross-attention, and the embedding below it."""
 
@@ -74,9 +85,12 @@ class StackConfig:
     feed_forward: FeedForwardConfig
     cross_attention: AttentionConfig | None = None
     norm: NormConfig = field(default_factory=NormConfig)
-    positions: str = "sinusoidal"  # sin/cos interleaved, in two halves, learned, rotary, or none
+    positions: str = "sinusoidal"  # sin/cos interleaved, in two halves, as in fairseq, learned, rotary, or none
     max_positions: int = 256
+    padding_id: int = 0  # of fairseq's positions: they are counted from behind this id, and it has none
+    relative: RelativeConfig | None = None
     embedding_scale: float = 1.0
+    embedding_norm: bool = False  # what enters the first layer is normalised
     dropout: float = 0.0
 
     def problems(self) -> list[str]:
@@ -84,6 +98,7 @@ class StackConfig:
         found = [*at_least_one(self, "vocab_size", "d_model", "layers"), *self.attention.problems()]
         found += [*self.feed_forward.problems(), *self.norm.problems()]
         found += [*(self.cross_attention.problems() if self.cross_attention else ())]
+        found += [*(self.relative.problems() if self.relative else ())]
         found += one_of("positions", self.positions, POSITIONS)
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             found.append(f"sinusoidal positions need an even d_model, not {self.d_model}")

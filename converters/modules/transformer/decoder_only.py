@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from beamline.converters.modules.transformer.attention import attend, causal_mask
 from beamline.converters.modules.transformer.config import DecoderOnlyConfig
 from beamline.converters.modules.transformer.embedding import Embedding
-from beamline.converters.modules.transformer.layers import Stack, make_final_norm
+from beamline.converters.modules.transformer.layers import Stack
+from beamline.converters.modules.transformer.norms import make_final_norm
 
 
 class DecoderOnlyTransformer(nn.Module):

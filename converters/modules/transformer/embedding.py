@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -10,16 +11,28 @@ from torch import Tensor, nn
 
 from beamline.converters.modules.transformer.attention import Angles
 from beamline.converters.modules.transformer.config import StackConfig
+from beamline.converters.modules.transformer.norms import make_norm
 
 _LEARNED_SPREAD: Final = 0.02
 
 
 def sinusoidal_table(kind: str, length: int, width: int) -> Tensor:
     """[length, width]: sin/cos interleaved, or in two halves."""
-    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    # On the CPU, also where the model around it is on paper only, until its weights have come.
+    places, pairs = torch.arange(length, device="cpu"), torch.arange(0, width, 2, device="cpu")
+    angles = places[:, None] / 10000 ** (pairs / width)
     if kind == "sinusoidal_halves":
         return torch.cat([angles.sin(), angles.cos()], dim=1)
     return torch.stack([angles.sin(), angles.cos()], dim=2).reshape(length, width)
+
+
+def fairseq_table(length: int, width: int, offset: int) -> Tensor:
+    """[1 + length, width]: fairseq's formula in two halves, whose first position is `offset`. The first row is that of
+    a padding token, which has no position."""
+    half = width // 2
+    steps = torch.exp(torch.arange(half, device="cpu").float() * -(math.log(10000) / (half - 1)))
+    angles = (torch.arange(length, device="cpu").float() + offset)[:, None] * steps
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, 0, 1, 0))
 
 
 class Rotary(nn.Module):
@@ -51,12 +64,17 @@ class Embedding(nn.Module):
         self.tokens = tokens
         self.scale = config.embedding_scale
         self.dropout = nn.Dropout(config.dropout)
+        self.norm = make_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.kind = config.positions
+        self.padding_id = config.padding_id
         self.rotary: Rotary | None = None
         if self.kind == "learned":
             self.table: Tensor = nn.Parameter(torch.randn(config.max_positions, config.d_model) * _LEARNED_SPREAD)
         elif self.kind == "rotary":
             self.rotary = Rotary(config.max_positions, config.attention.head_width)
+        elif self.kind == "sinusoidal_fairseq":
+            table = fairseq_table(config.max_positions, config.d_model, config.padding_id + 1)
+            self.register_buffer("table", table, persistent=False)
         elif self.kind != "none":
             table = sinusoidal_table(self.kind, config.max_positions, config.d_model)
             self.register_buffer("table", table, persistent=False)
@@ -68,9 +86,13 @@ class Embedding(nn.Module):
             x = x * self.scale
         if self.kind == "learned":
             x = x + F.embedding(positions, self.table)
+        elif self.kind == "sinusoidal_fairseq":
+            x = x + self.table[torch.where(tokens == self.padding_id, 0, positions + 1)]
         elif self.kind.startswith("sinusoidal"):
             # Indexed, so that it is not taken for an embedding whose rows may be rounded to 8 bits.
             x = x + self.table[positions]
+        if self.norm is not None:
+            x = self.norm(x)
         return self.dropout(x)  # type: ignore[no-any-return]
 
     def angles(self, tokens: Tensor, positions: Tensor) -> Angles | None:

@@ -12,7 +12,9 @@ from beamline.converters.modules.initialization import reset
 from beamline.converters.modules.transformer.attention import CrossAttention, attend, causal_mask, visible_to_all
 from beamline.converters.modules.transformer.config import EncoderDecoderConfig
 from beamline.converters.modules.transformer.embedding import Embedding
-from beamline.converters.modules.transformer.layers import Stack, make_final_norm
+from beamline.converters.modules.transformer.layers import Stack
+from beamline.converters.modules.transformer.norms import make_final_norm
+from beamline.converters.modules.transformer.relative import Masks, distances_in_text, relative_bias
 
 
 class EncoderDecoderTransformer(nn.Module):
@@ -26,11 +28,16 @@ class EncoderDecoderTransformer(nn.Module):
         self.target_embedding = Embedding(decoder, target)
         self.encoder = Stack(encoder)
         self.decoder = Stack(decoder, memory_width=encoder.d_model)
+        self.encoder_bias = relative_bias(encoder, both_ways=True)
+        self.decoder_bias = relative_bias(decoder, both_ways=False)
         self.encoder_norm, self.decoder_norm = make_final_norm(encoder), make_final_norm(decoder)
         self.output = nn.Linear(decoder.d_model, decoder.vocab_size, bias=architecture.output_bias)
         reset(self, decoder.d_model)
-        if architecture.tie_output:
-            self.output.weight = target.weight
+        self.tie()
+
+    def tie(self) -> None:
+        if self.architecture.tie_output:
+            self.output.weight = self.target_embedding.tokens.weight
 
     @property
     def cross_attentions(self) -> list[CrossAttention]:
@@ -40,10 +47,10 @@ class EncoderDecoderTransformer(nn.Module):
     def encode(self, source: Tensor, source_mask: Tensor) -> Tensor:
         """source [B, S], source_mask [B, S] (true where there is a token) -> [B, S, d]"""
         places = torch.arange(source.shape[1], device=source.device)
-        visible = visible_to_all(source_mask, source)
+        masks = Masks(self.encoder_bias, distances_in_text(source), visible_to_all(source_mask, source))
         x = self.encoder.run(
             self.source_embedding(source, places),
-            lambda number, query, key, value: attend(query, key, value, visible),
+            lambda number, query, key, value: attend(query, key, value, masks[number]),
             self.source_embedding.angles(source, places),
         )
         return self.encoder_norm(x)  # type: ignore[no-any-return]
@@ -53,7 +60,8 @@ class EncoderDecoderTransformer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """A whole target under a causal mask: the last hidden states [B, T, d], and the attention [B, T, S] that one
         layer paid to the source, its heads averaged, if it is asked for."""
-        causal, visible = causal_mask(target), visible_to_all(source_mask, target)
+        visible = visible_to_all(source_mask, target)
+        masks = Masks(self.decoder_bias, distances_in_text(target), causal_mask(target))
         paid: Tensor | None = None
 
         def cross_attend(number: int, cross: CrossAttention, y: Tensor) -> Tensor:
@@ -66,7 +74,7 @@ class EncoderDecoderTransformer(nn.Module):
         places = torch.arange(target.shape[1], device=target.device)
         x = self.decoder.run(
             self.target_embedding(target, places),
-            lambda number, query, key, value: attend(query, key, value, causal),
+            lambda number, query, key, value: attend(query, key, value, masks[number]),
             self.target_embedding.angles(target, places),
             cross_attend,
         )

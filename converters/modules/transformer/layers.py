@@ -1,4 +1,4 @@
-"""Norms, activations, feed-forward, and the layer that puts them around attention."""
+"""Activations, feed-forward, and the layer that puts them and norms around attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beamline.converters.modules.transformer.attention import Angles, Attend, CrossAttention, SelfAttention
-from beamline.converters.modules.transformer.config import FeedForwardConfig, NormConfig, StackConfig
+from beamline.converters.modules.transformer.config import FeedForwardConfig, StackConfig
+from beamline.converters.modules.transformer.norms import make_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -19,14 +20,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 CrossAttend = Callable[[CrossAttention, Tensor], Tensor]  # a layer's own module, and what asks [B, T, d] -> [B, T, d]
-
-
-def make_norm(config: NormConfig, width: int) -> nn.Module:
-    return nn.RMSNorm(width, config.eps) if config.kind == "rms" else nn.LayerNorm(width, config.eps)
-
-
-def make_final_norm(config: StackConfig) -> nn.Module:
-    return make_norm(config.norm, config.d_model) if config.norm.final else nn.Identity()
 
 
 class FeedForward(nn.Module):

@@ -12,6 +12,7 @@ from beamline.converters.modules.transformer.attention import CrossAttention, at
 from beamline.converters.modules.transformer.config import StackConfig
 from beamline.converters.modules.transformer.decoder_only import DecoderOnlyTransformer
 from beamline.converters.modules.transformer.encoder_decoder import EncoderDecoderTransformer
+from beamline.converters.modules.transformer.relative import Masks
 from beamline.serving.contract.manifest import StateKind, StateTensor
 
 Shape = tuple[Literal["B"], int, Literal["C", "S"], int]
@@ -20,15 +21,15 @@ Shape = tuple[Literal["B"], int, Literal["C", "S"], int]
 class CachedAttention:
     """Self-attention of one step: appends each layer's keys and values to its cache, and attends along the tree."""
 
-    def __init__(self, tree: Tree, states: tuple[Tensor, ...]) -> None:
-        self._tree, self._states = tree, states
+    def __init__(self, tree: Tree, states: tuple[Tensor, ...], masks: Masks) -> None:
+        self._tree, self._states, self._masks = tree, states, masks
         self.caches: list[Tensor] = []  # with this step's entries: keys and values, layer by layer
 
     def __call__(self, number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key = self._tree.append(self._states[2 * number], key)
         value = self._tree.append(self._states[2 * number + 1], value)
         self.caches.extend((key, value))
-        return attend(query, key, value, self._tree.mask)
+        return attend(query, key, value, self._masks[number])
 
 
 def cache_tensors(config: StackConfig) -> list[StateTensor]:
@@ -81,7 +82,10 @@ class EncoderDecoderSteps(nn.Module):
         def cross_attend(number: int, cross: CrossAttention, y: Tensor) -> Tensor:
             return cross(y, crosses[2 * number], crosses[2 * number + 1], source_visible)  # type: ignore[no-any-return]
 
-        attention, embedding = CachedAttention(tree, states), self.model.target_embedding
+        bias = self.model.decoder_bias
+        distances = None if bias is None else tree.depths - positions[:, None, None]
+        attention = CachedAttention(tree, states, Masks(bias, distances, tree.mask))
+        embedding = self.model.target_embedding
         places = positions[:, None]  # all beams of a request stand at the same place
         angles = embedding.angles(tokens, places)
         x = self.model.decoder.run(embedding(tokens, places), attention, angles, cross_attend)
@@ -122,7 +126,8 @@ class DecoderOnlySteps(nn.Module):
         self, tokens: Tensor, places: Tensor, tree: Tree, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What enters the last norm, and the caches with these tokens in them."""
-        attention, embedding = CachedAttention(tree, states), self.model.embedding
+        attention = CachedAttention(tree, states, Masks(None, None, tree.mask))
+        embedding = self.model.embedding
         x = self.model.decoder.run(embedding(tokens, places), attention, embedding.angles(tokens, places))
         return x, tuple(attention.caches)
 

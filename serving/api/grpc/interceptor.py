@@ -20,11 +20,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import CallRecord, Guard
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
-from beamline.serving.errors import InvalidRequest, RequestError, Unimplemented
-from beamline.serving.security.tokens import Client
+from beamline.serving.errors import InvalidRequest, RequestError, ShuttingDown, Unimplemented
+from beamline.serving.security.access import Client
 
 Headers = Mapping[str, str]
 Behaviour = Callable[[Any, Any], Any]
@@ -41,8 +42,9 @@ class Undecodable:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, late_calls: LateCalls) -> None:
         self._guard = guard
+        self._late_calls = late_calls
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -50,19 +52,22 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
             return None
         method: str = handler_call_details.method
         headers = _headers(handler_call_details.invocation_metadata)
-        try:
-            client = self._guard.authenticate(method, headers)
-        except RequestError as error:
-            return self._refusal(method, headers, error, handler.request_streaming)
-        return _guarded(handler, _GuardedCall(self._guard, method, headers, client))
+        outcome = self._guard.examine(method, headers)
+        if isinstance(outcome, RequestError):
+            return self._refusal(method, headers, outcome, handler.request_streaming)
+        return _guarded(handler, _GuardedCall(self._guard, self._late_calls, method, headers, outcome))
 
-    def _refusal(self, method: str, headers: Headers, error: RequestError, streaming: bool) -> Any:
+    def _refusal(self, method: str, headers: Headers, outcome: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
             await _await_first_message(context, streaming)
             with self._guard.record(method, headers) as record:
-                status = self._guard.failure(error, method, headers[REQUEST_ID])
-                record.code = status.code
-                await _abort(context, status, headers)
+                record.client = _address(context)
+                try:
+                    self._guard.settle(outcome, record.client)
+                except RequestError as error:
+                    status = self._guard.failure(error, method, headers[REQUEST_ID])
+                    record.code = status.code
+                    await _abort(context, status, headers)
 
         return grpc.stream_stream_rpc_method_handler(refuse)  # fits every method: it decodes no message
 
@@ -70,8 +75,9 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
 class _GuardedCall:
     """Wraps a method's behaviour for one call."""
 
-    def __init__(self, guard: Guard, method: str, headers: Headers, client: Client) -> None:
+    def __init__(self, guard: Guard, late_calls: LateCalls, method: str, headers: Headers, client: Client) -> None:
         self._guard = guard
+        self._late_calls = late_calls
         self._method = method
         self._headers = headers
         self._client = client
@@ -97,6 +103,7 @@ class _GuardedCall:
         with guard.record(method, headers) as record:
             try:
                 record.client = _identity(self._client, context)
+                guard.settle(self._client, _address(context))
                 with guard.admit(method, headers, record) as call:
                     context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
                     yield
@@ -108,6 +115,8 @@ class _GuardedCall:
                 record.code = _code_of_cancelled(context)
                 raise
             except Exception as error:
+                if isinstance(error, ShuttingDown):
+                    await self._late_calls.before_refusal()
                 await self._fail(error, context, record)
 
     async def _fail(self, error: Exception, context: Any, record: CallRecord) -> None:
@@ -158,6 +167,11 @@ def _identity(client: Client, context: Any) -> str:
     names = context.auth_context().get("x509_common_name")
     if names:
         return f"certificate:{names[0].decode('utf-8', 'replace')}"
+    return _address(context)
+
+
+def _address(context: Any) -> str:
+    """Without the port, which is another one for each connection."""
     peer: str = context.peer()
     return peer.rpartition(":")[0] or peer
 

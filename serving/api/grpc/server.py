@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from beamline.protos import beamline_pb2
-from beamline.serving.api.grpc import inference_service
+from beamline.serving.api.grpc import inference_service, reflection
 from beamline.serving.api.grpc.health import Health
 from beamline.serving.api.grpc.interceptor import GuardInterceptor
+from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.inference import SERVICE, Inference
+from beamline.serving.api.inference import Inference
 from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.errors import BeamlineError
@@ -30,12 +29,33 @@ _MAX_PENDING = 100_000
 _PENDING_SECONDS = 24 * 3600  # the wait ends with the client's own deadline
 
 
+# Connections beyond the limit are closed at once. Those that don't become HTTP/2 in time are closed, and those that
+# have had no call for long are asked to go; a client with another call connects anew, unseen by its caller.
+_HANDSHAKE_MS = 10_000
+_IDLE_MS = 300_000
+_PING_TIMEOUT_MS = 20_000
+_LEAST_PING_INTERVAL_MS = 10_000
+
+
 def _connection_age(seconds: float) -> list[tuple[str, int]]:
     """Connections are closed after so long, and calls on them have as long again to end: clients that balance by name
     connect anew, and so find servers that came later."""
     return [
         ("grpc.max_connection_age_ms", int(1000 * seconds)),
         ("grpc.max_connection_age_grace_ms", int(1000 * seconds)),
+    ]
+
+
+def _keepalive(seconds: float) -> list[tuple[str, int]]:
+    """A connection on which nothing has come for so long is asked if anybody is there. grpcio ends it by the second
+    option; the one that is called keepalive_timeout does not end it before a minute is over (seen with grpcio 1.85)."""
+    milliseconds = int(1000 * seconds)
+    return [
+        ("grpc.keepalive_time_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", min(milliseconds, _PING_TIMEOUT_MS)),
+        # Clients may ask the same of us, also between calls.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _LEAST_PING_INTERVAL_MS),
     ]
 
 
@@ -50,17 +70,24 @@ class GrpcServer:
         max_message_bytes: int,
         guard: Guard,
         tls: ServerTls | None,
+        max_connections: int,
+        keepalive_seconds: float,
         max_connection_seconds: float | None = None,
     ) -> None:
+        self._late_calls = LateCalls()
         self._server: Any = grpc.aio.server(
-            interceptors=[GuardInterceptor(guard)],
+            interceptors=[GuardInterceptor(guard, self._late_calls)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),  # two servers on one port would share its calls by chance
+                ("grpc.max_allowed_incoming_connections", max_connections),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
                 ("grpc.server.max_pending_requests", _MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
                 ("grpc.server_max_unrequested_time_in_server", _PENDING_SECONDS),
+                *_keepalive(keepalive_seconds),
                 *([] if max_connection_seconds is None else _connection_age(max_connection_seconds)),
             ],
         )
@@ -81,11 +108,7 @@ class GrpcServer:
         inference_service.add_to(self._server, inference)
         open_inference.add_to(self._server, open_inference_servicer)
         self._health.add_to(self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, open_inference.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME),
-            self._server,
-            open_inference.reflection_pool(beamline_pb2, health_pb2, reflection_pb2),
-        )
+        reflection.add_to(self._server)
         await self._health.begin(manager)
         await self._server.start()
 
@@ -94,4 +117,10 @@ class GrpcServer:
         await self._health.end()
 
     async def stop(self, at_once: bool) -> None:
-        await self._server.stop(0 if at_once else _STOP_GRACE_SECONDS)
+        if at_once:
+            await self._server.stop(0)
+            return
+        await self._late_calls.hold()
+        stopping = asyncio.ensure_future(self._server.stop(_STOP_GRACE_SECONDS))
+        await self._late_calls.release()
+        await stopping

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import gzip_accepted
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -33,7 +34,11 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
     async def show_metrics(request: Request) -> Response:
         if guard is not None and (refused := _refused(guard, _LIST_MODELS, request)) is not None:
             return refused
-        return Response(metrics.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        content, content_type = metrics.negotiated(request.headers.get("accept", ""))
+        headers = {"content-type": content_type, "vary": "accept, accept-encoding"}
+        if gzip_accepted(request.headers.get("accept-encoding", "")):
+            content, headers["content-encoding"] = gzip.compress(content, compresslevel=1), "gzip"
+        return Response(content, headers=headers)
 
     return Starlette(routes=[Route("/metrics", show_metrics), *_health(lifecycle)])
 
@@ -86,7 +91,7 @@ def _health(lifecycle: Lifecycle) -> list[Route]:
 def _refused(guard: Guard, method: str, request: Request) -> Response | None:
     headers = with_request_id(request.headers)
     try:
-        guard.authenticate(method, headers)
+        guard.authenticate(method, headers, gateway.address_of(request))
     except RequestError as error:
         request_id = headers[REQUEST_ID]
         return error_response(guard.failure(error, request.url.path, request_id), request_id)

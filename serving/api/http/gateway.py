@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
@@ -31,6 +31,9 @@ from beamline.serving.contract.call import REQUEST_ID, header_number, with_reque
 from beamline.serving.lifecycle import Lifecycle
 
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond; more would keep the event loop from others
+_BODY_SECONDS = 30.0
+_LEAST_BYTES_PER_SECOND = 16 * 1024
+_CLIENT_GONE = 499
 _MAX_MILLISECONDS = 24 * 3600 * 1000
 T = TypeVar("T")
 
@@ -58,8 +61,13 @@ def _handler(
     return handle
 
 
-class _TooLarge(Exception):
-    pass
+class _Refused(Exception):
+    """With an HTTP status of its own."""
+
+    def __init__(self, sentence: str, http_code: int, code: StatusCode, reason: str) -> None:
+        super().__init__(sentence)
+        self.status = Status(code, sentence, refusal=reason)
+        self.http_code = http_code
 
 
 class _GatewayCall:
@@ -77,9 +85,13 @@ class _GatewayCall:
     async def admit(self, lifecycle: Lifecycle, max_body_bytes: int) -> Message | Response:
         """The request's message, or the response that refuses it. Credentials and limits come before the body."""
         self._record = self._guarded.enter_context(self._guard.record(self._label, self._headers))
+        self._record.http_code = 200
         try:
-            client = self._guard.authenticate(self._method.full_name, self._headers)
-            self._record.client = f"token:{client.name}" if client.name is not None else _peer(self._request)
+            self._record.client = address = address_of(self._request)
+            client = self._guard.authenticate(self._method.full_name, self._headers, address)
+            if client.name is not None:
+                self._record.client = f"token:{client.name}"
+            _check_origin(self._headers)
             milliseconds = header_number(self._headers, TIMEOUT, 1, _MAX_MILLISECONDS)
             self._deadline = None if milliseconds is None else time.monotonic() + milliseconds / 1000
             self._guarded.enter_context(self._guard.admit(self._method.full_name, self._headers, self._record))
@@ -87,10 +99,9 @@ class _GatewayCall:
                 body = await _body(self._request, max_body_bytes)
             kind = self._method.request
             return await asyncio.to_thread(from_json, body, kind) if len(body) > _SMALL else from_json(body, kind)
-        except _TooLarge:
-            self._guard.count_refusal("too_large")
-            message = f"the body is larger than {max_body_bytes} bytes, the most that is allowed: send it in several"
-            return await self._refuse(Status(StatusCode.RESOURCE_EXHAUSTED, message), 413)
+        except _Refused as refused:
+            self._guard.count_refusal(refused.status.refusal or "invalid")
+            return await self._refuse(refused.status, refused.http_code)
         except Exception as error:
             return await self._fail(error)
         except BaseException:
@@ -153,37 +164,63 @@ class _GatewayCall:
 
     async def _cancelled(self) -> None:
         self._record.code = StatusCode.CANCELLED
+        self._record.http_code = _CLIENT_GONE
         await self._guarded.aclose()
 
     async def _fail(self, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):
             await self._cancelled()
-            return Response(status_code=499)  # is not sent: the client is gone
+            return Response(status_code=_CLIENT_GONE)  # is not sent
         return await self._refuse(self._guard.failure(error, self._label, self._request_id))
 
     async def _refuse(self, status: Status, http_code: int | None = None) -> Response:
-        self._record.code = status.code
+        response = error_response(status, self._request_id, http_code)
+        self._record.code, self._record.http_code = status.code, response.status_code
         await self._guarded.aclose()
-        return error_response(status, self._request_id, http_code)
+        return response
 
 
 async def _first(replies: AsyncGenerator[Message]) -> Message | None:
     return await anext(replies, None)
 
 
-def _peer(request: Request) -> str:
+def address_of(request: Request) -> str:
     """The client's address as gRPC writes it, so that a client has one limit for both APIs."""
     host = request.client.host if request.client else "unknown"
     return f"ipv6:%5B{host}%5D" if ":" in host else f"ipv4:{host}"
 
 
+def _check_origin(headers: Mapping[str, str]) -> None:
+    """Keeps web pages of other servers from using their visitors' access to this one. A browser asks before it sends
+    JSON to another server, and is never told that it may; but a form, or what pretends to be one, it sends unasked. So
+    that is taken only from what is no browser, as `curl -d` sends it."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or kind.endswith("+json"):
+        return
+    by_page = "origin" in headers or headers.get("sec-fetch-site", "none") != "none"
+    if by_page or kind not in ("", "application/x-www-form-urlencoded"):
+        sentence = f"the content-type is {kind[:40]!r}; it must be application/json"
+        raise _Refused(sentence, 415, StatusCode.INVALID_ARGUMENT, "invalid")
+
+
 async def _body(request: Request, max_bytes: int) -> bytes:
+    """Within a limit of bytes, and of time: whoever sends slowly gets more of it for what has come."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > max_bytes:
-            raise _TooLarge
-        parts.append(part)
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began + _BODY_SECONDS) as limit:
+            async for part in request.stream():
+                size += len(part)
+                if size > max_bytes:
+                    sentence = (
+                        f"the body is larger than {max_bytes} bytes, the most that is allowed: send it in several"
+                    )
+                    raise _Refused(sentence, 413, StatusCode.RESOURCE_EXHAUSTED, "too_large")
+                parts.append(part)
+                limit.reschedule(began + _BODY_SECONDS + size / _LEAST_BYTES_PER_SECOND)
+    except TimeoutError:
+        sentence = f"the body did not arrive in time: {size} bytes in {_BODY_SECONDS:g} s and more"
+        raise _Refused(sentence, 408, StatusCode.DEADLINE_EXCEEDED, "too_slow") from None
     return b"".join(parts)
 
 

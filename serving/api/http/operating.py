@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from beamline.serving.api.guard import CallRecord, Guard
+from beamline.serving.api.http import gateway
 from beamline.serving.api.http.errors import error_response
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.engine.core import Engine
@@ -118,7 +119,7 @@ def _handler(
                 return error_response(status, request_id)
 
     async def _answered(request: Request, record: CallRecord) -> Any:
-        client = guard.authenticate(scope, request.headers)
+        client = guard.authenticate(scope, request.headers, gateway.address_of(request))
         record.client = None if client.name is None else f"token:{client.name}"
         found = manager()
         if found is None:

@@ -6,29 +6,46 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
+from beamline.serving.api.http.connections import IDLE_SECONDS, Connection, ConnectionLimits, Listener, Refused
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
 _GRACE_SECONDS = 1.0  # for requests to notice that their connection is closed, and then that they are cancelled
 _POLL_SECONDS = 0.1
+_DEFAULT_LIMITS = ConnectionLimits(total=256)
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits, refused: Refused
+    ) -> None:
         super().__init__(config)
+        config.load()
         self.listening = asyncio.Event()
+        self.listener = Listener(bound, limits, refused, config.ssl, self.connection)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        self.listener.start()
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.listener.close()
+        await super().shutdown([])
+
+    def connection(self, listener: Listener, opened: Any) -> Connection:
+        return Connection(
+            listener, opened, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def disconnect(self) -> None:
         """All connections at once; what was not sent yet is lost."""
@@ -39,7 +56,14 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Bound at construction, as the gRPC server is."""
 
-    def __init__(self, host: str, port: int, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tls: ServerTls | None = None,
+        limits: ConnectionLimits = _DEFAULT_LIMITS,
+        refused: Refused = lambda reason: None,
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,10 +74,12 @@ class HttpServer:
             raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls
+        self._limits = limits
+        self._refused = refused
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: Starlette) -> None:
+    async def start(self, app: ASGIApp) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -61,10 +87,11 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             server_header=False,
+            timeout_keep_alive=int(IDLE_SECONDS),
             ssl_context_factory=None if (tls := self._tls) is None else lambda config, default: tls.http_context(),
         )
-        self._uvicorn = _Uvicorn(config)
-        self._task = asyncio.create_task(self._uvicorn.serve(sockets=[self._socket]))
+        self._uvicorn = _Uvicorn(config, self._socket, self._limits, self._refused)
+        self._task = asyncio.create_task(self._uvicorn.serve())
         await self._uvicorn.listening.wait()
 
     async def finish(self) -> None:

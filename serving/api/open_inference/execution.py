@@ -1,7 +1,7 @@
 """Runs an inference request on its model, whatever kind of model that is: in one response, or streaming.
 
 A response of a stream has the text to be appended and, as the parameter `index`, the number of its input or sample. A
-score comes with the last text of a translation; before that, and with a language model's texts, it is minus infinity.
+score comes with the last text of a translation; before that, and with a language model's texts, there is none.
 """
 
 from __future__ import annotations
@@ -136,4 +136,5 @@ def _generate_requests(request: ParsedRequest) -> list[pb.GenerateRequest]:
 
 
 def _text_output(found: pb.Hypothesis | pb.Generation) -> TextOutput:
-    return TextOutput(found.text, found.score, tuple(token.id for token in found.tokens))
+    score = found.score if found.HasField("score") else None
+    return TextOutput(found.text, score, tuple(token.id for token in found.tokens))

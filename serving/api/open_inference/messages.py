@@ -17,6 +17,7 @@ from beamline.serving.api.open_inference.tensors import InputTensor, OutputWrite
 from beamline.serving.errors import InvalidRequest
 
 TEXT, TOKEN_IDS, SCORE = "text", "token_ids", "score"
+_NO_SCORE = -3.4028234663852886e38  # the lowest FP32: infinities can't be written as JSON by clients
 _PADDING = -1
 _MAX_ID = 2**32 - 1
 
@@ -49,7 +50,7 @@ class TextOutput:
     """One hypothesis, or a piece of one."""
 
     text: str
-    score: float = float("-inf")
+    score: float | None = None  # of a piece there is none
     token_ids: tuple[int, ...] = ()
 
 
@@ -134,7 +135,9 @@ def infer_response(
         if output == TEXT:
             writer.text(output, shape, [each.text for each in texts])
         elif output == SCORE:
-            writer.floats(output, shape, [each.score for each in texts])
+            scores = [each.score for each in texts]
+            if any(score is not None for score in scores):
+                writer.floats(output, shape, [_NO_SCORE if score is None else score for score in scores])
         else:
             length = max(len(each.token_ids) for each in texts)
             flat = [i for each in texts for i in (*each.token_ids, *[_PADDING] * (length - len(each.token_ids)))]

@@ -10,7 +10,7 @@ what was before stands in the cache once, in front of the tree, for all beams.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from beamline.serving.engine.options import DecodingOptions
@@ -19,6 +19,8 @@ from beamline.serving.engine.search.trace import Proposal, Tracer
 
 DEAD = -1e9  # what a beam carries that does not exist
 _IMPOSSIBLE = DEAD / 2  # nothing real is ever below
+
+Path = tuple[tuple[int, ...], tuple[float, ...], tuple[Alternatives, ...]]  # tokens, log-probabilities, alternatives
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,6 @@ class BeamSearch:
         # The tree, by depth: the token of each beam, its parent one depth up, its score.
         self._tokens = [[start_token] * self.width]
         self._parents = [list(range(self.width))]
-        self._sequences = [[start_token] for _ in range(self.width)]  # of the depth that was asked for last
         self._scores = [[0.0] + [DEAD] * (self.width - 1)]
         # Where each beam's keys and values stand in the cache; a depth is added when its step has run.
         self._entries: list[list[int]] = []
@@ -93,14 +94,9 @@ class BeamSearch:
             return self.options.forced_bos_id
         return None
 
-    def sequences(self) -> list[list[int]]:
-        """The tokens of every beam so far, start token first. From those of the step before, if it asked: walking back
-        to the start at every step would grow with the square of the length."""
-        for level in range(len(self._sequences[0]), len(self._tokens)):
-            before = self._sequences
-            pairs = zip(self._parents[level], self._tokens[level], strict=True)
-            self._sequences = [[*before[parent], token] for parent, token in pairs]
-        return self._sequences
+    def levels(self, depth: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Of the tree below a depth, level by level: each beam's parent, and its token."""
+        return zip(self._parents[depth + 1 :], self._tokens[depth + 1 :], strict=True)
 
     # -- following the device ------------------------------------------------------------------------------------
 
@@ -229,9 +225,9 @@ class BeamSearch:
                 return []
             if best is not None and best.depth == depth:
                 alive.add(best.beam)
-        return [self._piece(0, depth, alive.pop(), floor)]
+        return [Piece(0, *self._path(depth, alive.pop(), floor))]
 
-    def _piece(self, index: int, depth: int, beam: int, floor: int, reason: FinishReason | None = None) -> Piece:
+    def _path(self, depth: int, beam: int, floor: int) -> Path:
         """The tokens of one path, from below `floor` down to a depth."""
         tokens, log_probs, alternatives = [], [], list[Alternatives]()
         for level in range(depth, floor, -1):
@@ -240,7 +236,7 @@ class BeamSearch:
             log_probs.append(self._scores[level][beam] - self._scores[level - 1][parent])
             alternatives.extend(self._alternatives[level - 1][parent : parent + 1])
             beam = parent
-        return Piece(index, tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1]), reason)
+        return tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1])
 
     # -- the trace -----------------------------------------------------------------------------------------------
 
@@ -292,8 +288,7 @@ class BeamSearch:
         return tuple(self._hypothesis(ending) for ending in self._endings[: self.options.num_hypotheses])
 
     def _hypothesis(self, ending: _Ending) -> Hypothesis:
-        path = self._piece(0, ending.depth, ending.beam, self._prompt_length - 1)
-        tokens, log_probs, alternatives = path.tokens, path.token_log_probs, path.alternatives
+        tokens, log_probs, alternatives = self._path(ending.depth, ending.beam, self._prompt_length - 1)
         if ending.token is not None:
             tokens = (*tokens, ending.token)
             log_probs = (*log_probs, ending.total - self._scores[ending.depth][ending.beam])

@@ -2,23 +2,33 @@
 
 They live here once, for every model; the step graph only applies the lists. The semantics are those of the logits
 processors of Hugging Face `generate`: n-gram blocking, repetition and other penalties, biases, forbidden words.
+
+What a step costs does not grow with the prompt: each beam's list and history are its parent's, one token longer.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from beamline.serving.contract.backend import Floats, Ints
 from beamline.serving.engine.options import DecodingOptions
+from beamline.serving.engine.search.beam_search import BeamSearch
+from beamline.serving.engine.search.edits import FORBIDDEN, BeamEdits, EditList
+from beamline.serving.engine.search.history import Beginning, History, as_bytes
 
-Edit = tuple[float, float]  # scale, add
-NEUTRAL: Edit = (1.0, 0.0)
-FORBIDDEN = float("-inf")
 _NEVER = -100.0  # a bias as low as this forbids
-_SIZES = (0, 4, 16, 64, 256, 1024, 4096)  # a list is padded to one of these, so that few shapes occur
+
+
+class _Beam:
+    """What a beam's edits are made from."""
+
+    __slots__ = ("edits", "history")
+
+    def __init__(self, edits: EditList, history: History) -> None:
+        self.edits = edits
+        self.history = history
+
+    def copy(self) -> _Beam:
+        return _Beam(self.edits.copy(), self.history.copy())
 
 
 class LogitsProcessors:
@@ -28,94 +38,68 @@ class LogitsProcessors:
         self,
         options: DecodingOptions,
         eos_ids: Sequence[int],
+        beginning: Beginning,
         always_suppressed: Iterable[int] = (),
-        before: Sequence[int] = (),
     ) -> None:
-        """`before` stands before every sequence: a prompt without its last token, which is the start token."""
+        """`beginning` is what every sequence begins with: a prompt, or the start token, and a forced prefix."""
         self.options = options
         self.eos_ids = tuple(eos_ids)
         baked = frozenset(always_suppressed)  # the graph forbids these itself
         words = [word for word in options.bad_words if not (len(word) == 1 and word[0] in self.eos_ids)]
         suppressed = {*options.suppress_tokens, *(word[0] for word in words if len(word) == 1)} - baked
-        self._static: dict[int, Edit] = {
-            token: (1.0, FORBIDDEN if bias <= _NEVER else bias) for token, bias in options.logit_bias
-        }
-        self._static.update(dict.fromkeys(suppressed, (1.0, FORBIDDEN)))
-        self._before = list(before)
-        self._answer_from = 1 + len(options.prefix)
-        self._phrases = [word for word in words if len(word) > 1]
-        self.need_sequences = bool(
-            self._phrases
-            or options.no_repeat_ngram_size > 0
-            or options.repetition_penalty != 1.0
-            or options.presence_penalty
-            or options.frequency_penalty
-        )
+        self._bias = {token: FORBIDDEN if bias <= _NEVER else bias for token, bias in options.logit_bias}
+        self._bias.update(dict.fromkeys(suppressed, FORBIDDEN))
+        self._phrases = [(as_bytes(word[:-1]), word[-1]) for word in words if len(word) > 1]
+        self._lowers = bool(options.presence_penalty or options.frequency_penalty)
+        self._edits_words = options.repetition_penalty != 1.0 or self._lowers
+        # Whether edits depend on the tokens that came before: then a step waits for the one before it.
+        self.looks_back = bool(self._phrases or options.no_repeat_ngram_size > 0 or self._edits_words)
+        penalty = options.repetition_penalty
+        self._common = EditList(beginning.tokens if penalty != 1.0 else (), penalty)
+        said = frozenset(beginning.tokens)
+        for token, bias in self._bias.items():
+            self._common.put(token, penalty if token in said else 1.0, bias)
+        self._beams: list[_Beam] = []
+        if self.looks_back:
+            history = History(beginning, max((len(word) - 1 for word in words), default=0))
+            self._beams = [_Beam(self._common.copy(), history.copy()) for _ in range(options.beam_size)]
+        self._depth = len(options.prefix)  # of the tree, up to which the beams have followed it
 
-    def edits(self, length: int, sequences: Sequence[Sequence[int]] | None) -> list[dict[int, Edit]]:
-        """For sequences of this length (start token included), what to edit, per beam; an empty list for nothing.
-        `sequences` is only looked at where `need_sequences`."""
-        common = self._static
-        if length < self.options.min_length:
-            common = common | dict.fromkeys(self.eos_ids, (1.0, FORBIDDEN))
-        if not self.need_sequences:
-            return [common] * self.options.beam_size if common else []
-        assert sequences is not None
-        return [self._of_sequence(sequence, common) for sequence in sequences]
+    def edits(self, search: BeamSearch, ahead: int = 0) -> list[BeamEdits]:
+        """What the next step edits, per beam, or the one so many steps further, where nothing `looks_back`; an empty
+        list for nothing."""
+        depth = search.depth + ahead
+        if depth < len(self.options.prefix):  # what comes next is forced, whatever it scores
+            return []
+        ends = self.eos_ids if depth + 1 < self.options.min_length else ()
+        if not self.looks_back:
+            return [BeamEdits(self._common, ends)] * self.options.beam_size if ends or self._common.size else []
+        for parents, tokens in search.levels(self._depth):
+            self._follow(parents, tokens)
+        return [BeamEdits(beam.edits, self._forbidden(beam.history, ends)) for beam in self._beams]
 
-    def _of_sequence(self, sequence: Sequence[int], common: dict[int, Edit]) -> dict[int, Edit]:
-        options = self.options
-        edits: dict[int, Edit] = {}
-        words = sequence
-        if self._before:
-            sequence = [*self._before, *sequence]
-        if options.repetition_penalty != 1.0:
-            edits.update(dict.fromkeys(sequence, (options.repetition_penalty, 0.0)))
-        if options.presence_penalty or options.frequency_penalty:
-            for token, count in Counter(words[self._answer_from :]).items():
-                lower = options.presence_penalty + count * options.frequency_penalty
-                edits[token] = (edits.get(token, NEUTRAL)[0], -lower)
-        for token, (_, add) in common.items():
-            scale, lower = edits.get(token, NEUTRAL)
-            edits[token] = (scale, lower + add)
-        forbidden = set(_repeated(sequence, options.no_repeat_ngram_size))
-        for phrase in self._phrases:
-            if tuple(sequence[-len(phrase) + 1 :]) == phrase[:-1]:
-                forbidden.add(phrase[-1])
-        edits.update(dict.fromkeys(forbidden, (1.0, FORBIDDEN)))
-        return edits
+    def _follow(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """One depth further down the tree. All copies are made before any of them is extended."""
+        given: set[int] = set()
+        beams = []
+        for parent in parents:
+            beams.append(self._beams[parent].copy() if parent in given else self._beams[parent])
+            given.add(parent)
+        for beam, token in zip(beams, tokens, strict=True):
+            beam.history.extend(token)
+            if self._edits_words:
+                beam.edits.put(token, self.options.repetition_penalty, self._added(token, beam.history))
+        self._beams = beams
+        self._depth += 1
 
+    def _added(self, token: int, history: History) -> float:
+        """To the score of a token that the beam has said."""
+        bias = self._bias.get(token, 0.0)
+        if not self._lowers:
+            return bias
+        return bias - self.options.presence_penalty - history.counts[token] * self.options.frequency_penalty
 
-def _repeated(sequence: Sequence[int], size: int) -> list[int]:
-    """The words that would complete an n-gram that the sequence already has."""
-    if size <= 0 or len(sequence) + 1 < size:
-        return []
-    if size > 1 and sequence.count(sequence[-1]) == 1:  # as mostly: what has come once ends no n-gram twice
-        return []
-    ending = tuple(sequence[len(sequence) - size + 1 :])
-    return [
-        sequence[start + size - 1]
-        for start in range(len(sequence) - size + 1)
-        if tuple(sequence[start : start + size - 1]) == ending
-    ]
-
-
-def as_arrays(rows: Sequence[Sequence[dict[int, Edit]]], beams: int) -> tuple[Ints, Floats, Floats]:
-    """Lists of B requests, each per beam -> index, scale, add [B, K, E]. A short list is padded with its own first
-    edit, because writing one word twice is only safe where both write the same."""
-    longest = max((len(edits) for row in rows for edits in row), default=0)
-    size = next((size for size in _SIZES if size >= longest), longest)
-    shape = (len(rows), beams, size)
-    index, scale, add = np.zeros(shape, np.int64), np.ones(shape, np.float32), np.zeros(shape, np.float32)
-    if size == 0:
-        return index, scale, add
-    for number, row in enumerate(rows):
-        for beam, edits in enumerate(row):
-            if not edits:
-                continue
-            items = list(edits.items())
-            items += [items[0]] * (size - len(items))
-            index[number, beam] = [token for token, _ in items]
-            scale[number, beam] = [edit[0] for _, edit in items]
-            add[number, beam] = [edit[1] for _, edit in items]
-    return index, scale, add
+    def _forbidden(self, history: History, ends: Sequence[int]) -> Sequence[int]:
+        phrases = [last for before, last in self._phrases if history.ends_with(before)]
+        forbidden = (*history.repeating(), *phrases, *ends)
+        return tuple(dict.fromkeys(forbidden)) if forbidden else ()

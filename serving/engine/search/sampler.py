@@ -92,7 +92,7 @@ class Sampler(BeamSearch):
             depth, reason = end or (self.depth, None)
             floor = self._prompt_length - 1 + known[sample]
             if depth > floor or (reason is not None and not self._reported_end[sample]):
-                pieces.append(self._piece(sample, depth, sample, floor, reason))
+                pieces.append(Piece(sample, *self._path(depth, sample, floor), reason))
                 self._reported_end[sample] = reason is not None
         return pieces
 
@@ -101,7 +101,6 @@ class Sampler(BeamSearch):
         return tuple(self._sampled(sample, *end) for sample, end in enumerate(self._ends) if end is not None)
 
     def _sampled(self, sample: int, depth: int, reason: FinishReason) -> Hypothesis:
-        path = self._piece(sample, depth, sample, self._prompt_length - 1)
-        total = sum(path.token_log_probs)
-        score = self._normalise(total, max(1, len(path.tokens)))
-        return Hypothesis(path.tokens, path.token_log_probs, score, reason, alternatives=path.alternatives)
+        tokens, log_probs, alternatives = self._path(depth, sample, self._prompt_length - 1)
+        score = self._normalise(sum(log_probs), max(1, len(tokens)))
+        return Hypothesis(tokens, log_probs, score, reason, alternatives=alternatives)

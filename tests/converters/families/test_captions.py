@@ -83,7 +83,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[Path], Path]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["paper", pytest.param("tutorial", marks=pytest.mark.full)])
 def captioner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Captioner:
     folder = fixture_cache().fill(
         tmp_path_factory.mktemp("captions"), write_converted, files=[EXAMPLE], kind=request.param
@@ -154,7 +154,6 @@ def test_what_a_config_lacks(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.full
 def test_captions_are_the_originals(captioner: Captioner) -> None:
     """Grids of different sizes, greedy and beam search side by side."""
     version = captioner.repository / "captions" / "1"
@@ -196,7 +195,6 @@ def as_input(image: np.ndarray) -> pb.Input:
     return pb.Input(features=pb.Features(rows=image.shape[0], columns=image.shape[1], values=image.ravel().tolist()))
 
 
-@pytest.mark.full
 async def test_an_image_through_the_wire(captioner: Captioner) -> None:
     tokenizer = TextTokenizer.load(captioner.repository / "captions" / "1" / "tokenizer.json")
     grids = images((16, 4))
@@ -213,35 +211,27 @@ async def test_an_image_through_the_wire(captioner: Captioner) -> None:
             assert sum(row.weights) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("captioner", [show_attend_tell], indirect=True, ids=["paper"])
-@pytest.mark.parametrize(
-    ("item", "sentence"),
-    [
-        (
-            pb.Input(text="a picture"),
-            f"has no features, but model captions reads nothing else: give 1 to {LONGEST} rows",
-        ),
-        (pb.Input(), "has no features"),
-        (pb.Input(features=pb.Features(rows=2, columns=5, values=[0] * 10)), "has 5 columns; this model reads 6"),
-        (pb.Input(features=pb.Features(rows=0, columns=6)), f"has 0 rows; this model reads 1 to {LONGEST}"),
-        (pb.Input(features=pb.Features(rows=61, columns=6, values=[0] * 366)), "has 61 rows; this model reads 1 to 60"),
-        (
-            pb.Input(features=pb.Features(rows=2, columns=6, values=[0] * 11)),
-            "has 11 values; 2 rows of 6 columns are 12",
-        ),
-        (
-            pb.Input(features=pb.Features(rows=2, columns=6, values=[0] * 8 + [float("nan")] + [0] * 3)),
-            "has nan in row 1, column 2; values must be finite",
-        ),
-        (
-            pb.Input(features=pb.Features(rows=1, columns=6, values=[0] * 5 + [float("-inf")])),
-            "has -inf in row 0, column 5; values must be finite",
-        ),
-    ],
-)
-async def test_features_that_are_refused(captioner: Captioner, item: pb.Input, sentence: str) -> None:
+REFUSED = [
+    (pb.Input(text="a picture"), f"has no features, but model captions reads nothing else: give 1 to {LONGEST} rows"),
+    (pb.Input(), "has no features"),
+    (pb.Input(features=pb.Features(rows=2, columns=5, values=[0] * 10)), "has 5 columns; this model reads 6"),
+    (pb.Input(features=pb.Features(rows=0, columns=6)), f"has 0 rows; this model reads 1 to {LONGEST}"),
+    (pb.Input(features=pb.Features(rows=61, columns=6, values=[0] * 366)), "has 61 rows; this model reads 1 to 60"),
+    (pb.Input(features=pb.Features(rows=2, columns=6, values=[0] * 11)), "has 11 values; 2 rows of 6 columns are 12"),
+    (
+        pb.Input(features=pb.Features(rows=2, columns=6, values=[0] * 8 + [float("nan")] + [0] * 3)),
+        "has nan in row 1, column 2; values must be finite",
+    ),
+    (
+        pb.Input(features=pb.Features(rows=1, columns=6, values=[0] * 5 + [float("-inf")])),
+        "has -inf in row 0, column 5; values must be finite",
+    ),
+]
+
+
+async def test_features_that_are_refused(captioner: Captioner) -> None:
     async with served(captioner.repository) as stub:
-        with pytest.raises(grpc.aio.AioRpcError, match=sentence) as caught:
-            await stub.Translate(pb.TranslateRequest(inputs=[item]))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        for item, sentence in REFUSED:
+            with pytest.raises(grpc.aio.AioRpcError, match=sentence) as caught:
+                await stub.Translate(pb.TranslateRequest(inputs=[item]))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -38,7 +38,8 @@ def test_defaults_are_those_of_the_config() -> None:
 def test_every_option_arrives() -> None:
     line = (
         "--repo r --host 0.0.0.0 --grpc-port 1 --metrics-port 0 --threads 3 --max-slots 4 --max-queue 5 "
-        "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 "
+        "--default-model m --all-versions --load a --load b/2 --watch 3 --drain-seconds 6 --drain-delay 7 "
+        "--keepalive-seconds 13 --max-connections 11 --max-connections-per-address 12 "
         "--fake-step-ms 2.5 --fake-slots 7 "
         "--http-port 2 --max-texts 8 --max-message-mib 1 --no-early-refusal --max-calls-per-client 9 "
         "--prompt-slowdown 4 "
@@ -54,6 +55,10 @@ def test_every_option_arrives() -> None:
         load=("a", "b/2"),
         watch_seconds=3.0,
         drain_seconds=6.0,
+        drain_delay_seconds=7.0,
+        keepalive_seconds=13.0,
+        max_connections=11,
+        max_connections_per_address=12,
         threads=3,
         max_slots=4,
         max_queue=5,
@@ -130,6 +135,8 @@ def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, 
         "--metrics-port",
         "0",
         "--http-port",
+        "0",
+        "--drain-delay",
         "0",
         *arguments,
     ]

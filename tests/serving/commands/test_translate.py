@@ -3,18 +3,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import os
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from beamline.protos import beamline_pb2 as pb
+from beamline.errors import BeamlineError, Overloaded, Unavailable
 from beamline.serving.cli import main
-from beamline.serving.commands import translate
-from beamline.serving.commands.client import Client
+from beamline.serving.commands import models, translate
+from beamline.serving.commands.lines import two_at_a_time
 from tests.serving.doubles import EngineDouble, running
+from tests.support.processes import ROOT
 
 
 async def ask(engine: EngineDouble, *arguments: str) -> int:
@@ -54,12 +56,14 @@ async def test_scores_and_hypotheses(capsys: pytest.CaptureFixture[str]) -> None
 
 async def test_a_refusal_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(EngineDouble(), "--beam", "9", "a") == 2
-    assert capsys.readouterr().err == "beamline: beam_size is 9; this model allows 1 to 8 (INVALID_ARGUMENT)\n"
+    assert capsys.readouterr().err == "beamline: beam_size is 9; this model allows 1 to 8\n"
 
 
 def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", "--target", "127.0.0.1:1", "a"], {"translate": lambda: translate}) == 2
-    assert capsys.readouterr().err.startswith("beamline: the server at 127.0.0.1:1 is not available: ")
+    assert capsys.readouterr().err.startswith(
+        "beamline: nothing answers at 127.0.0.1:1: start a server with `beamline serve`"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,95 +88,95 @@ def test_input_that_is_not_utf8_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not UTF-8" in capsys.readouterr().err
 
 
-def question(*arguments: str) -> pb.TranslateRequest:
+def options(*arguments: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser()
     translate.add_arguments(parser)
-    return translate.question(parser.parse_args(arguments), "text")
+    return translate.options_of(parser.parse_args(arguments))
 
 
 def test_what_is_not_given_is_left_to_the_model() -> None:
-    options = question().options
-    assert not options.HasField("beam_size")
-    assert not options.HasField("num_hypotheses")
-    assert options.split_sentences
+    assert options() == {"split_sentences": True}
+    assert options("--model", "m", "--version", "3") == {"split_sentences": True, "model": "m", "version": "3"}
 
 
 def test_splitting_is_off_where_it_makes_no_sense() -> None:
-    assert not question("--no-split").options.split_sentences
-    assert not question("--nbest", "2").options.split_sentences
-    assert question("--nbest", "1").options.split_sentences
+    assert not options("--no-split")["split_sentences"]
+    assert not options("--nbest", "2")["split_sentences"]
+    assert options("--nbest", "1")["split_sentences"]
 
 
-async def test_a_full_queue_is_tried_again() -> None:
+async def test_a_full_queue_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
     engine = EngineDouble(capacity=0)
-
-    def translated(address: str) -> list[str]:
-        def ask(line: str) -> pb.TranslateRequest:
-            return pb.TranslateRequest(inputs=[pb.Input(text=line)])
-
-        with Client(address) as client:
-            answers = client.translate(["a"], ask)
-            return [answer.hypotheses[0].text for answer in answers if isinstance(answer, pb.Translation)]
-
-    async with running(engine) as server:
-        task = asyncio.create_task(asyncio.to_thread(translated, server.grpc_address))
-        await engine.until(lambda: engine.refused > 0)
-        engine.capacity = 10
-        assert await task == ["a"]
+    task = asyncio.create_task(ask(engine, "a"))
+    await engine.until(lambda: engine.refused > 0)
+    engine.capacity = 10
+    assert await task == 0
+    assert capsys.readouterr().out == "a\n"
 
 
-def test_the_client_keeps_its_window_full_while_a_line_takes_long() -> None:
-    """Of 20 lines, four at a time, the first is answered when 15 others have been sent. Answers come in order."""
-    sent, lock, most = list[str](), threading.Lock(), [0]
-    enough, waiting = threading.Event(), set[str]()
-
-    def answered(request: pb.TranslateRequest) -> pb.TranslateResponse:
-        text = request.inputs[0].text
-        if text == "0":
-            assert enough.wait(60)
-        with lock:
-            waiting.remove(text)
-        return pb.TranslateResponse(translations=[pb.Translation(hypotheses=[pb.Hypothesis(text=text)])])
-
-    class Method:
-        def future(self, request: pb.TranslateRequest, metadata: object) -> Future[pb.TranslateResponse]:
-            with lock:
-                sent.append(request.inputs[0].text)
-                waiting.add(request.inputs[0].text)
-                most[0] = max(most[0], len(waiting))
-            if len(sent) == 16:
-                enough.set()
-            return pool.submit(answered, request)
-
-    lines = [str(number) for number in range(20)]
-    with ThreadPoolExecutor(4) as pool, Client("127.0.0.1:1", window=4) as client:
-        client._stub.Translate = Method()
-        question = lambda line: pb.TranslateRequest(inputs=[pb.Input(text=line)])  # noqa: E731
-        answers = list(client.translate(lines, question))
-    texts = [answer.hypotheses[0].text for answer in answers if isinstance(answer, pb.Translation)]
-    assert texts == sent == lines
-    assert most[0] == 4
+async def test_who_waits_in_a_pipe_has_an_answer_before_the_next_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = EngineDouble()
+    reading, writing = os.pipe()
+    monkeypatch.setattr(sys, "stdin", os.fdopen(reading, encoding="utf-8"))
+    task = asyncio.create_task(ask(engine))
+    seen = ""
+    for line in ("eins\n", "zw", "ei\r\n"):
+        os.write(writing, line.encode())
+        if line.endswith("\n"):
+            async with asyncio.timeout(60):
+                while not (new := capsys.readouterr().out):
+                    await asyncio.sleep(0.01)
+            seen += new
+    os.close(writing)
+    assert await task == 0
+    assert seen == "eins\nzwei\n"
 
 
-def test_of_a_block_the_longest_line_is_sent_first_and_answers_come_in_order() -> None:
-    sent = list[str]()
+def test_blocks_are_asked_about_two_at_a_time_and_answered_in_order() -> None:
+    both = threading.Barrier(2, timeout=60)
 
-    class Method:
-        def future(self, request: pb.TranslateRequest, metadata: object) -> Future[pb.TranslateResponse]:
-            sent.append(request.inputs[0].text)
-            answer = pb.Translation(hypotheses=[pb.Hypothesis(text=sent[-1])])
-            done: Future[pb.TranslateResponse] = Future()
-            done.set_result(pb.TranslateResponse(translations=[answer]))
-            return done
+    def ask(texts: list[str]) -> list[str]:
+        both.wait()  # passes only where another block is asked about meanwhile
+        return [text.upper() for text in texts]
 
-    lines = ["aa", "", "a", "aaaa", "bbb", "b", "bbbbb"]
-    with Client("127.0.0.1:1", window=4, block=4) as client:
-        client._stub.Translate = Method()
-        question = lambda line: pb.TranslateRequest(inputs=[pb.Input(text=line)])  # noqa: E731
-        answers = list(client.translate(lines, question))
-    assert sent == ["aaaa", "aa", "a", "bbbbb", "bbb", "b"]
-    texts = [answer.hypotheses[0].text if isinstance(answer, pb.Translation) else "" for answer in answers]
-    assert texts == lines
+    answers = list(two_at_a_time(ask, [["a", ""], ["b"], ["c"], ["d"]]))
+    assert answers == [("a", "A"), ("", None), ("b", "B"), ("c", "C"), ("d", "D")]
+
+
+@pytest.mark.parametrize("kind", [Overloaded, Unavailable])
+def test_what_is_no_lines_fault_is_raised(kind: type[BeamlineError]) -> None:
+    with pytest.raises(kind):
+        list(two_at_a_time(lambda texts: [kind("down") for _ in texts], [["a"]]))
+
+
+def test_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    commands: Any = {"translate": lambda: translate}
+    repository = str(ROOT / "model_repo")
+    assert main(["translate", "--repo", repository, "Open."], commands) == 0
+    assert capsys.readouterr().out == "Öffnen.\n"
+    assert main(["translate", "--repo", repository, "--model", "en-fr", "Open."], commands) == 2
+    assert "beside it there is en-de, en-de-gru" in capsys.readouterr().err
+    assert main(["translate", "--repo", repository, "--target", "a:1", "Open."], commands) == 2
+    assert "give --target or --repo, not both" in capsys.readouterr().err
+
+
+async def test_the_server_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(EngineDouble()) as server:
+        monkeypatch.setenv("BEAMLINE_TARGET", server.grpc_address)
+        assert await asyncio.to_thread(main, ["translate", "eins"], {"translate": lambda: translate}) == 0
+        assert await asyncio.to_thread(main, ["models"], {"models": lambda: models}) == 0
+    assert capsys.readouterr().out == "eins\nname  version  state  reason\nfake  1        READY\n"
+
+
+async def test_the_http_port_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    async with running(EngineDouble(), http_port=0) as server:
+        line = ["translate", "--target", str(server.http_address), "a"]
+        assert await asyncio.to_thread(main, line, {"translate": lambda: translate}) == 2
+    assert "that is an HTTP port" in capsys.readouterr().err
 
 
 async def test_a_line_that_is_refused_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def break_method(owner: Callable[[Request], Any], name: str) -> Fault:
 SEARCH: dict[str, Fault] = {
     "forced token": break_method(lambda request: request.search, "forced_token"),
     "logits processors": break_method(lambda request: request.processors, "edits"),
-    "sequences": break_method(lambda request: request.search, "sequences"),
+    "levels of the tree": break_method(lambda request: request.search, "levels"),
     "advance": break_method(lambda request: request.search, "advance"),
     "pieces": break_method(lambda request: request.search, "new_pieces"),
     "hypotheses": break_method(lambda request: request.search, "hypotheses"),

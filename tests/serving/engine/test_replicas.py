@@ -116,7 +116,7 @@ def test_engines_share_threads_slots_and_queue(plain_model: MarianShape) -> None
     assert isinstance(served, Replicas)
     assert [engine.plan.slots for engine in served.engines] == [3, 2]
     assert (served.plan.slots, served.plan.engines) == (5, 2)
-    assert served.plan.describe(0)[0].startswith("5 slots in 2 engines,")
+    assert served.plan.describe(0, 0)[0].startswith("5 slots in 2 engines,")
     sessions = [engine._backend._session for engine in served.engines]  # type: ignore[attr-defined]
     assert [session.get_session_options().intra_op_num_threads for session in sessions] == [2, 2]
     for number in range(3):

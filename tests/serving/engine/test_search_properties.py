@@ -173,13 +173,16 @@ def test_compaction_keeps_every_living_beams_past(problem: tuple[Table, Decoding
     search = BeamSearch(options, START, table.eos_ids)
     device = Device(table, options, beams)
     cache: list[int] = []
+    sequences = [[START]] * options.beam_size
     while not search.done:
-        inputs = [sequence[-1] for sequence in search.sequences()]
+        inputs = [sequence[-1] for sequence in sequences]
         assert len(cache) == search.used_entries
         cache += inputs
         search.advance(device.step(search.forced_token()))
         keep = search.live_entries()
-        pasts = [sequence[:-1] for sequence in search.sequences()]
+        for parents, tokens in search.levels(len(sequences[0]) - 1):
+            sequences = [[*sequences[parent], token] for parent, token in zip(parents, tokens, strict=True)]
+        pasts = [sequence[:-1] for sequence in sequences]
         assert keep == sorted(set(keep))
         living = {word for past in pasts for word in past}
         assert {cache[entry] for entry in keep} <= living

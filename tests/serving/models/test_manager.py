@@ -4,70 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx2 as httpx
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.config import ServeConfig
 from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
-from beamline.serving.models.manager import Listed, ModelManager, State
+from beamline.serving.models.manager import Listed, State
 from beamline.serving.models.watcher import Watcher
-from beamline.serving.server import Server
 from tests.serving.disk import write_version
-from tests.serving.doubles import EngineDouble, EngineDoubles, connected, running, started
+from tests.serving.doubles import EngineDouble, connected, running
+from tests.serving.models.managed import looked, serving
 
-ANY_PORT = ServeConfig(grpc_port=0, metrics_port=0)
 HELLO = pb.TranslateRequest(model="de", inputs=[pb.Input(text="hello")])
-
-
-class Running:
-    def __init__(self, server: Server, engines: EngineDoubles) -> None:
-        self.server = server
-        self.engines = engines
-
-    @property
-    def manager(self) -> ModelManager:
-        assert self.server.manager is not None
-        return self.server.manager
-
-    @property
-    def lines(self) -> list[tuple[str, str, State]]:
-        return [(line.name, line.version, line.state) for line in self.manager.index()]
-
-    def reason(self, name: str, version: str = "") -> str:
-        return next(line.reason for line in self.manager.index() if (line.name, line.version) == (name, version))
-
-    async def version(self, name: str = "de", version: str = "") -> str:
-        """Which version answers."""
-        async with connected(self.server) as stub:
-            request = pb.TranslateRequest(model=name, version=version, inputs=[pb.Input(text="hello")])
-            return str((await stub.Translate(request)).version)
-
-    async def health(self, service: str) -> str:
-        async with grpc.aio.insecure_channel(self.server.grpc_address) as channel:
-            try:
-                request = health_pb2.HealthCheckRequest(service=service)
-                answer = await health_pb2_grpc.HealthStub(channel).Check(request)
-            except grpc.aio.AioRpcError as error:
-                return error.code().name
-            return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-
-
-@asynccontextmanager
-async def serving(root: Path, **settings: object) -> AsyncIterator[Running]:
-    engines = EngineDoubles()
-    config = replace(ANY_PORT, repository=root, **settings)  # type: ignore[arg-type]
-    async with started(Server(config, engines.makers)) as server:
-        yield Running(server, engines)
 
 
 # -- the default -----------------------------------------------------------------------------------------------------
@@ -89,6 +42,22 @@ async def test_a_model_may_be_the_default_by_its_settings(tmp_path: Path) -> Non
     (tmp_path / "nl" / "serving.toml").write_text("default = true")
     async with serving(tmp_path, default_model="de") as this:
         assert await this.version("") == "1"
+
+
+async def test_a_default_that_fails_to_load_is_not_replaced_by_another(tmp_path: Path) -> None:
+    write_version(tmp_path, "de", 1)
+    write_version(tmp_path, "fr", 1)
+    (tmp_path / "de" / "serving.toml").write_text("default = true")
+    (tmp_path / "de" / "1" / "weights.bin").write_bytes(b"other")
+    async with serving(tmp_path) as this:
+        assert await this.version("fr") == "1"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await this.version("")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "model 'de' is not served now" in (refused.value.details() or "")
+        write_version(tmp_path, "de", 2)
+        await this.manager.refresh_all()
+        assert await this.version("") == "2"
 
 
 # -- versions --------------------------------------------------------------------------------------------------------
@@ -343,35 +312,6 @@ async def test_the_fake_model_is_no_part_of_a_repository() -> None:
             await server.manager.unload("fake")
 
 
-# -- watching --------------------------------------------------------------------------------------------------------
-
-
-async def looked(this: Running, watcher: Watcher) -> None:
-    """A change counts at the second look that sees it."""
-    await watcher.look()
-    await watcher.look()
-
-
-async def test_the_folder_is_followed(tmp_path: Path) -> None:
-    write_version(tmp_path, "de", 1)
-    async with serving(tmp_path) as this:
-        watcher = Watcher(tmp_path, this.manager.refresh)
-        await looked(this, watcher)
-        assert this.engines.loaded == [("de", 1)]
-        write_version(tmp_path, "de", 2)
-        write_version(tmp_path, "fr", 1)
-        await watcher.look()
-        assert this.engines.loaded == [("de", 1)]  # it may still be written to
-        await watcher.look()
-        assert [await this.version(), await this.version("fr")] == ["2", "1"]
-        shutil.rmtree(tmp_path / "de" / "2")
-        await looked(this, watcher)
-        assert await this.version() == "1"
-        (tmp_path / "de" / "serving.toml").write_text("slots = 2")
-        await looked(this, watcher)
-        assert this.engines.settings[-1].slots == 2
-
-
 async def test_a_look_by_request_finds_what_is_new_and_what_is_gone(tmp_path: Path) -> None:
     """As SIGHUP asks for it, without a watcher."""
     write_version(tmp_path, "de", 1)
@@ -386,66 +326,3 @@ async def test_a_look_by_request_finds_what_is_new_and_what_is_gone(tmp_path: Pa
         loaded = list(this.engines.loaded)
         await this.manager.refresh_all()
         assert this.engines.loaded == loaded  # what is unchanged stays
-
-
-async def test_a_default_that_fails_to_load_is_not_replaced_by_another(tmp_path: Path) -> None:
-    write_version(tmp_path, "de", 1)
-    write_version(tmp_path, "fr", 1)
-    (tmp_path / "de" / "serving.toml").write_text("default = true")
-    (tmp_path / "de" / "1" / "weights.bin").write_bytes(b"other")
-    async with serving(tmp_path) as this:
-        assert await this.version("fr") == "1"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await this.version("")
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "model 'de' is not served now" in (refused.value.details() or "")
-        write_version(tmp_path, "de", 2)
-        await this.manager.refresh_all()
-        assert await this.version("") == "2"
-
-
-async def test_a_folder_that_is_deleted(tmp_path: Path) -> None:
-    """Unwatched, it is served on from memory; watched, it is unloaded, and its name is forgotten."""
-    write_version(tmp_path, "de", 1)
-    write_version(tmp_path, "fr", 1)
-    async with serving(tmp_path) as this:
-        watcher = Watcher(tmp_path, this.manager.refresh)
-        shutil.rmtree(tmp_path / "de")
-        assert await this.version() == "1"
-        await looked(this, watcher)
-        assert [await this.health(name) for name in ("de", "de/1", "fr")] == ["NOT_FOUND", "NOT_FOUND", "SERVING"]
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await this.version()
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        # The folder is there but empty, as while a version is exchanged by hand: not unloaded.
-        shutil.rmtree(tmp_path / "fr" / "1")
-        await looked(this, watcher)
-        assert await this.version("fr") == "1"
-        # The whole repository is away, as when a network goes down.
-        shutil.rmtree(tmp_path)
-        await looked(this, watcher)
-        assert await this.version("fr") == "1"
-
-
-async def test_a_mended_model_is_picked_up_and_an_unloaded_one_left_alone(tmp_path: Path) -> None:
-    folder = write_version(tmp_path, "de", 1)
-    good = (folder / "weights.bin").read_bytes()
-    (folder / "weights.bin").write_bytes(good[:10])
-    write_version(tmp_path, "fr", 1)
-    async with serving(tmp_path) as this:
-        watcher = Watcher(tmp_path, this.manager.refresh)
-        await this.manager.unload("fr")
-        (folder / "weights.bin").write_bytes(good)
-        write_version(tmp_path, "fr", 2)
-        await looked(this, watcher)
-        assert await this.version() == "1"
-        assert this.reason("fr") == "it was unloaded"
-
-
-async def test_an_empty_repository_that_is_watched_may_fill_later(tmp_path: Path) -> None:
-    async with serving(tmp_path, watch_seconds=0.05) as this:
-        write_version(tmp_path, "de", 1)
-        async with asyncio.timeout(60):
-            while await this.health("de") != "SERVING":
-                await asyncio.sleep(0.01)
-        assert await this.version() == "1"

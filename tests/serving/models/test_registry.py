@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from beamline.serving.config import TextLimits
-from beamline.serving.errors import ModelNotFound, ModelUnavailable
+from beamline.serving.errors import InvalidRequest, ModelNotFound, ModelUnavailable
 from beamline.serving.models.registry import Models
+from beamline.serving.text.generator import Generator
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.token_bytes import ByteTokenizer
 from beamline.serving.text.translator import Translator
@@ -35,6 +36,25 @@ def test_an_empty_name_is_the_only_model_or_the_default() -> None:
     assert found(Models([model("de"), model("fr")], default="fr"), "") == ("fr", 1)
     with pytest.raises(ModelNotFound, match="there are several: de, fr"):
         Models([model("fr"), model("de")]).find("", "")
+
+
+def language_model(name: str) -> Generator:
+    card = card_of(small_manifest(name=name, task="generate"))
+    return Generator(card, EngineDouble(), ByteTokenizer(), TextLimits(), ThreadPoolExecutor(1))
+
+
+def test_an_empty_name_is_the_only_model_that_does_what_is_asked_for() -> None:
+    models = Models([model("de"), language_model("lm")], default="de")
+    with models.use_generator("", "") as generator, models.use_translator("", "") as translator:
+        assert (generator.card.name, translator.card.name) == ("lm", "de")
+    with models.use("", "") as scored:  # both can score: the default does
+        assert scored.card.name == "de"
+    models.replace("other", [language_model("other")], lambda _: None)
+    with pytest.raises(ModelNotFound, match=r"there are several: lm, other; name one"), models.use_generator("", ""):
+        pass
+    alone = Models([model("de"), model("fr")], default="de")
+    with pytest.raises(InvalidRequest, match="model 'de' is no language model"), alone.use_generator("", ""):
+        pass
 
 
 def test_a_call_without_a_name_is_told_why_nobody_can_answer() -> None:

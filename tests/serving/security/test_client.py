@@ -13,8 +13,9 @@ import trustme
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.cli import Loader, main
 from beamline.serving.commands import models, translate
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
 from tests.serving.doubles import EngineDouble, connected, eventually, running
@@ -47,7 +48,7 @@ async def test_the_command_shows_what_the_server_wants(tmp_path: Path, capsys: p
         assert await asyncio.to_thread(main, [*line, "a"], COMMANDS) == 2
         refused = capsys.readouterr().err
         assert "wants a bearer token" in refused
-        assert refused.endswith("(UNAUTHENTICATED, here: --token-file)\n")
+        assert refused.endswith("(here: token=..., or --token-file)\n")
 
 
 async def test_the_commands_say_when_only_one_side_talks_tls(
@@ -65,17 +66,24 @@ async def test_the_commands_say_when_only_one_side_talks_tls(
             assert await asyncio.to_thread(main, [*line, "--target", target, *options], COMMANDS) == 2
         first, second = capsys.readouterr().err.splitlines()
         assert first == second
-        assert first.startswith(f"beamline: the server at {target} is not available: ")
+        assert first.startswith(f"beamline: the server at {target} can't be talked to: ")
         return first
 
     async with running(EngineDouble(), host="localhost", tls=files) as server:
-        assert (await message_of(server, "localhost")).endswith("(if it wants TLS, give --tls-ca)")
-        assert "certificate is not of the authority in --tls-ca" in await message_of(server, "localhost", *distrust)
-        assert "certificate is for another name than --target has" in await message_of(server, "127.0.0.1", *trust)
+        assert (await message_of(server, "localhost")).endswith("if it wants TLS, give tls (--tls-ca)")
+        assert (
+            "certificate is not of an authority that is trusted: give its file as tls (--tls-ca)"
+            in await message_of(server, "localhost", *distrust)
+        )
+        assert "certificate is for another name than the target's" in await message_of(server, "127.0.0.1", *trust)
     async with running(EngineDouble(), host="localhost") as server:
-        assert (await message_of(server, "localhost", *trust)).endswith("(it does not talk TLS: leave --tls-ca away)")
+        assert (await message_of(server, "localhost", *trust)).endswith(
+            "it does not talk TLS: leave tls (--tls-ca) away"
+        )
     async with running(EngineDouble(), host="localhost", tls=replace(files, client_ca=tmp_path / "ca.pem")) as server:
-        assert "if it wants to see a certificate, give --tls-cert" in await message_of(server, "localhost", *trust)
+        assert "if it wants to see a certificate, give client_cert and client_key (--tls-cert" in await message_of(
+            server, "localhost", *trust
+        )
 
 
 def test_an_empty_certificate_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

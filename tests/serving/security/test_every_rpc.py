@@ -12,8 +12,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from beamline.serving.security.access import scope_of
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.access import Scope, scope_of
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.serving.doubles import EngineDouble, eventually, running
 

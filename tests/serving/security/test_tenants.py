@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from beamline.protos import beamline_pb2 as pb
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token
 from tests.serving.doubles import EngineDouble, connected, running
 
 ONE = pb.TranslateRequest(inputs=[pb.Input(text="a")])

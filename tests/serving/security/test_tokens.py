@@ -10,8 +10,8 @@ import pytest
 from beamline.serving.cli import main
 from beamline.serving.commands import token as command
 from beamline.serving.errors import BeamlineError, Forbidden, Unauthenticated
-from beamline.serving.security.access import Access, scope_of
-from beamline.serving.security.tokens import Scope, TokenFile, new_token, read_tokens
+from beamline.serving.security.access import Access, Scope, scope_of
+from beamline.serving.security.tokens import TokenFile, new_token, read_tokens
 
 
 def write(path: Path, *entries: tuple[str, tuple[Scope, ...], datetime | None]) -> list[str]:
@@ -98,8 +98,8 @@ def test_what_is_not_listed_needs_the_strongest_scope(tmp_path: Path) -> None:
     path = tmp_path / "tokens.toml"
     (reader,) = write(path, ("reader", (Scope.INFER,), None))
     with pytest.raises(Forbidden, match="admin"):
-        Access(path).check(Scope.ADMIN, f"Bearer {reader}")
-    assert Access(path).check(Scope.INFER, f"bearer  {reader}").name == "reader"
+        Access(TokenFile(path).client_of).check(Scope.ADMIN, f"Bearer {reader}")
+    assert Access(TokenFile(path).client_of).check(Scope.INFER, f"bearer  {reader}").name == "reader"
     assert Access(None).check(Scope.ADMIN, None).may(Scope.ADMIN)
 
 

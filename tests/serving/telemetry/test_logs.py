@@ -7,7 +7,7 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.contract.call import Call, enter
-from beamline.serving.telemetry.logs import ACCESS, JsonFormatter, TextFormatter
+from beamline.serving.telemetry.logs import ACCESS, JsonFormatter, OncePerSecond, TextFormatter
 from tests.serving.doubles import EngineDouble, connected, running
 
 
@@ -66,3 +66,20 @@ async def test_an_internal_error_is_in_the_log_and_nowhere_else(caplog: pytest.L
     assert "secret" not in str(caught.value)
     assert "mine" in str(caught.value)
     assert any(each.exc_info and "mine" in each.getMessage() for each in caplog.records)
+
+
+def test_what_anybody_can_cause_is_logged_once_a_second() -> None:
+    now = 0.0
+    limit = OncePerSecond(lambda: now)
+
+    def passes(name: str, number: int) -> str | None:
+        made = logging.LogRecord(name, logging.WARNING, __file__, 1, "number %d", (number,), None)
+        return made.getMessage() if limit.filter(made) else None
+
+    assert [passes("uvicorn.error", number) for number in range(3)] == ["number 0", None, None]
+    assert passes("asyncio", 3) == "number 3"
+    assert [passes("beamline.serving.server", number) for number in range(2)] == ["number 0", "number 1"]
+    now = 1.0
+    assert passes("uvicorn.error", 4) == "number 4 (and 2 more like it)"
+    now = 2.0
+    assert passes("uvicorn.error", 5) == "number 5"

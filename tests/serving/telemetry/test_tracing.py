@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import httpx2 as httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as wire
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
@@ -63,7 +64,10 @@ async def test_a_call_and_its_parts_are_spans_of_the_callers_trace(collector: Co
     assert good.trace_id.hex() == TRACE
     assert good.parent_span_id.hex() == PARENT
     attributes = {one.key: one.value.string_value for one in good.attributes}
-    assert attributes["rpc.grpc.status"] == "OK"
+    assert attributes["rpc.system.name"] == "grpc"
+    assert attributes["rpc.method"] == "beamline.v1.Inference/Translate"
+    assert attributes["rpc.response.status_code"] == "OK"
+    assert attributes["gen_ai.request.model"] == "fake"
     assert attributes["beamline.request_id"] == "mine"
     assert {name: len(spans) for name, spans in by_name.items()} == {"queue": 2, "encode": 2, "decode": 2}
     assert all(span.parent_span_id == good.span_id for spans in by_name.values() for span in spans)
@@ -73,6 +77,23 @@ async def test_a_call_and_its_parts_are_spans_of_the_callers_trace(collector: Co
     assert bad.status.message == "INVALID_ARGUMENT"
     resource = {one.key: one.value.string_value for one in collector.requests[0].resource_spans[0].resource.attributes}
     assert resource["service.name"] == "beamline"
+
+
+async def test_a_span_of_http_has_the_attributes_of_http(collector: Collector) -> None:
+    async with running(EngineDouble(), http_port=0) as server, httpx.AsyncClient() as client:
+        url = f"http://{server.http_address}/v1/translate"
+        await client.post(url, json={"inputs": [{"text": "a"}]})
+        await client.post(url, json={"inputs": []})
+    good, bad = (span for span in collector.spans() if span.name == "POST /v1/translate")
+    for span, code in ((good, 200), (bad, 400)):
+        found = {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
+        assert found["http.request.method"] == "POST"
+        assert found["http.route"] == found["url.path"] == "/v1/translate"
+        assert found["http.response.status_code"] == code
+        assert found["gen_ai.request.model"] == "fake"
+        assert not [name for name in found if name.startswith("rpc.")]
+        assert span.status.code == 0  # the client's mistake is no error of the server
+    assert found["error.type"] == "INVALID_ARGUMENT"
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:

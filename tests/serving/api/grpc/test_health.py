@@ -4,8 +4,9 @@ import asyncio
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.server import Server
@@ -45,12 +46,23 @@ async def test_an_unknown_service_is_not_found() -> None:
 
 
 async def test_reflection_knows_the_services() -> None:
-    async def question():
+    async def questions():
         yield reflection_pb2.ServerReflectionRequest(list_services="")
+        yield reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.reflection.v1.ServerReflection")
 
-    async with running(EngineDouble()) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        async for response in stub.ServerReflectionInfo(question()):
-            names = {service.name for service in response.list_services_response.service}
-            break
-    assert {"beamline.v1.Inference", "grpc.health.v1.Health"} <= names
+    for version in ("v1", "v1alpha"):
+        async with running(EngineDouble()) as server, grpc.aio.insecure_channel(server.grpc_address) as channel:
+            ask = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            answers = [answer async for answer in ask(questions())]
+        names = {service.name for service in answers[0].list_services_response.service}
+        assert {"beamline.v1.Inference", "grpc.health.v1.Health"} <= names
+        assert {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")} <= names
+        files = [
+            descriptor_pb2.FileDescriptorProto.FromString(file)
+            for file in answers[1].file_descriptor_response.file_descriptor_proto
+        ]
+        assert {file.package for file in files} >= {"grpc.reflection.v1"}

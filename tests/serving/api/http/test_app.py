@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from starlette.testclient import TestClient
 
 from beamline.serving.api.http.app import operations_app
@@ -38,3 +39,19 @@ async def test_metrics_are_prometheus_text() -> None:
     response = TestClient(operations_app(Metrics(), Lifecycle())).get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     assert "beamline_build_info" in response.text
+
+
+async def test_metrics_are_open_metrics_and_small_for_who_takes_that() -> None:
+    metrics = Metrics()
+    metrics.observer("de", "de", "1")
+    client = TestClient(operations_app(metrics, Lifecycle()))
+    plain = client.get("/metrics", headers={"accept-encoding": "identity"})
+    packed = client.get("/metrics", headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.text == plain.text
+    response = client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.1"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family.type for family in openmetrics(response.text)}  # a strict parser
+    assert families["beamline_calls"] == "counter"
+    assert families["nv_inference_count"] == "unknown"

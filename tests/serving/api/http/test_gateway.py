@@ -7,7 +7,7 @@ import json
 import ssl
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,17 @@ from beamline.serving.api.inference import METHODS, Inference
 from beamline.serving.config import ServeConfig
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest, Overloaded
+from beamline.serving.lifecycle import Phase
 from beamline.serving.models.loader import Observe
+from beamline.serving.security.access import Scope
 from beamline.serving.security.tls import TlsFiles
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
 from tests.serving.doubles import WAIT_SECONDS, EngineDouble, eventually, makers, running, started
 
 Replies = AsyncGenerator[pb.TranslateReply]
 ONE = {"inputs": [{"text": "a"}]}
-HALF = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
-CHUNKED = b"POST /v1/translate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n"
 
 
 @asynccontextmanager
@@ -154,6 +154,42 @@ async def test_errors_have_their_own_status() -> None:
         assert (await client.post("/v1/translate", content=b" " * 1001)).status_code == 413
         sample = server.metrics.registry.get_sample_value
         assert sample("beamline_refused_total", {"reason": "too_large"}) == 1
+
+
+BODY = json.dumps(ONE)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "application/json; charset=utf-8", "origin": "https://else.where"}, 200),  # asked before
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),  # curl -d
+        ({}, 200),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data; boundary=a"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "https://else.where"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "origin": "null"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded", "sec-fetch-site": "cross-site"}, 415),
+        ({"origin": "https://else.where"}, 415),
+    ],
+)
+async def test_what_a_page_of_another_server_can_send_unasked_is_not_taken(headers: dict[str, str], code: int) -> None:
+    async with gateway() as (server, client):
+        answer = await client.post("/v1/translate", content=BODY, headers=headers)
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "invalid"})
+    assert answer.status_code == code, answer.text
+    if code == 415:
+        assert answer.json()["error"]["message"].endswith("it must be application/json")
+        assert refused == 1
+
+
+async def test_a_server_that_leaves_closes_connections_behind_answers() -> None:
+    async with gateway() as (server, client):
+        assert "connection" not in (await client.post("/v1/translate", json=ONE)).headers
+        server.lifecycle.phase = Phase.LEAVING
+        answer = await client.post("/v1/translate", json=ONE)
+    assert (answer.status_code, answer.headers["connection"]) == (200, "close")
 
 
 async def test_headers_reach_the_engine() -> None:
@@ -356,84 +392,3 @@ async def test_probes_are_answered_while_models_load() -> None:
         await starting
         assert (await client.get("/healthz/ready")).status_code == 200
     await server.stop()
-
-
-def whole(accept: str) -> bytes:
-    body = json.dumps(ONE)
-    head = f"POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: {accept}\r\ncontent-length: {len(body)}"
-    return f"{head}\r\n\r\n{body}".encode()
-
-
-@asynccontextmanager
-async def sent(server: Server, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    """A connection on which this was sent, and no more will be."""
-    assert server.http_address is not None
-    host, _, port = server.http_address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(data)
-        yield reader
-    finally:
-        writer.transport.abort()
-
-
-@pytest.mark.parametrize("begun", [HALF, CHUNKED], ids=["half", "chunked"])
-async def test_who_hangs_up_within_a_body_is_counted_as_gone(begun: bytes) -> None:
-    async with running(EngineDouble(), http_port=0) as server:
-        async with sent(server, begun):
-            await eventually(lambda: len(server.lifecycle._arriving) == 1)
-        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
-        await eventually(lambda: sample("beamline_calls_total", call) == 1)
-
-
-async def test_who_hangs_up_before_the_first_event_is_not_decoded_for() -> None:
-    engine = EngineDouble(held=True)
-    async with running(engine, http_port=0) as server:
-        async with sent(server, whole("text/event-stream")):
-            await engine.until(lambda: len(engine.submitted) == 1)
-        await engine.until(lambda: engine.cancelled == [engine.submitted[0].id])
-        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
-        await eventually(lambda: sample("beamline_calls_total", call) == 1)
-
-
-@pytest.mark.parametrize("begun", [HALF, CHUNKED], ids=["half", "chunked"])
-async def test_a_drain_does_not_wait_for_the_rest_of_a_body(begun: bytes) -> None:
-    """Nor does it count as cut short: such a call was never taken in, and is told to go elsewhere."""
-    async with running(EngineDouble(), http_port=0) as server, sent(server, begun) as reader:
-        await eventually(lambda: len(server.lifecycle._arriving) == 1)
-        assert await server.drain()
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"this server is draining and takes no new work" in answer
-        sample = server.metrics.registry.get_sample_value
-        assert sample("beamline_calls_total", {"method": "POST /v1/translate", "code": "UNAVAILABLE"}) == 1
-        assert sample("beamline_refused_total", {"reason": "shutting_down"}) == 1
-
-
-async def test_a_body_that_begins_during_a_drain_is_not_read() -> None:
-    engine = EngineDouble(held=True)
-    async with gateway(engine) as (server, client):
-        inside = asyncio.ensure_future(client.post("/v1/translate", json=ONE))
-        await engine.until(lambda: len(engine.submitted) == 1)
-        draining = asyncio.ensure_future(server.drain())
-        await asyncio.sleep(0)  # one turn of the loop, so that the drain has begun
-        async with sent(server, HALF) as reader:
-            assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
-        assert not draining.done()
-        engine.release()
-        assert await draining
-        assert (await inside).status_code == 200
-
-
-@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_a_drain_that_gives_up_cuts_off_what_runs(accept: str) -> None:
-    engine = EngineDouble(held=True)
-    async with running(engine, http_port=0, drain_seconds=0.05) as server, sent(server, whole(accept)) as reader:
-        await engine.until(lambda: len(engine.submitted) == 1)
-        assert not await server.drain()
-        await server.stop()
-        with suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        sample = server.metrics.registry.get_sample_value
-        assert sample("beamline_calls_total", {"method": "POST /v1/translate", "code": "CANCELLED"}) == 1
-    assert engine.cancelled == [engine.submitted[0].id]

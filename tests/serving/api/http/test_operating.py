@@ -12,7 +12,8 @@ import pytest
 from beamline.serving.api.http.openapi import openapi
 from beamline.serving.api.http.operating import DESCRIPTIONS
 from beamline.serving.config import ServeConfig
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.serving.doubles import started
 from tests.support.processes import ROOT

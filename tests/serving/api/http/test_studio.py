@@ -22,11 +22,13 @@ from beamline.serving.config import ServeConfig
 from beamline.serving.engine.core import Engine
 from beamline.serving.models.engines import FakeSettings, fake_engine
 from beamline.serving.models.loader import Observe, real_makers
-from beamline.serving.security.tokens import Scope, new_token
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
-from tests.converters.families.test_captions import EXAMPLE, write_converted
+from tests.converters.families.test_captions import write_converted
 from tests.loadtest.browser import MISSING, Browser, available, browsing
 from tests.serving.doubles import started
+from tests.support.captions import EXAMPLE
 from tests.support.fixture_cache import fixture_cache
 from tests.support.processes import PATIENCE, ROOT, eventually
 
