@@ -27,10 +27,11 @@ function tasks(model: Model | undefined): View[] {
 
 function App() {
   const [models, setModels] = useState<Model[]>([]);
+  const [listed, setListed] = useState(false); // before that it is not known which view is meant
   const [error, setError] = useState<unknown>(null);
   const [chosen, setChosen] = useState("");
   const [view, setView] = useState<View>((location.hash.slice(1) as View) || "translate");
-  const load = () => get<{ models: Model[] }>("v1/models").then((found) => { setModels(found.models); setError(null); }, setError);
+  const load = () => get<{ models: Model[] }>("v1/models").then((found) => { setModels(found.models); setListed(true); setError(null); }, setError);
   useEffect(() => { load(); return onToken(load); }, []);
   useEffect(() => {
     const follow = () => setView((location.hash.slice(1) as View) || "translate");
@@ -62,7 +63,7 @@ function App() {
       </header>
       <main id="main" tabIndex={-1}>
         <Problem error={error} />
-        {shown === "models" ? <Models models={models} refresh={load} /> : shown === "live" ? <Live /> : model && (
+        {shown === "models" ? (listed || view === "models") && <Models models={models} refresh={load} /> : shown === "live" ? <Live /> : model && (
           shown === "translate" ? <Translate key={key(model)} model={model} />
             : shown === "generate" || shown === "chat" ? <Generate key={key(model) + shown} model={model} chat={shown === "chat"} />
             : shown === "score" ? <Score key={key(model)} model={model} />
