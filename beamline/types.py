@@ -48,7 +48,7 @@ ChatMessages: TypeAlias = str | Sequence[Message | Mapping[str, str]]  # a strin
 class CallOptions(TypedDict, total=False):
     """Of every method that asks a model."""
 
-    model: str  # left out: the server's default
+    model: str  # left out: the server's default, if it does what is asked for, else the only one that does
     version: str | int  # left out: the newest
     timeout: float  # seconds for the whole of it: a list's calls and repeated attempts included
     priority: int  # 0 (most urgent) to 3; 1 where it is left out
@@ -111,7 +111,8 @@ class ChatOptions(GenerateOptions, total=False):
 
 
 class ScoreOptions(CallOptions, total=False):
-    pass
+    source_language: str  # as in TranslateOptions
+    target_language: str
 
 
 class ClassifyOptions(CallOptions, total=False):

@@ -21,11 +21,12 @@ from beamline.converters.version.weights import sha256_of
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, File, Precision
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from beamline.serving.text.tokenizer import TextTokenizer
+from beamline.version import beamline_version
 
 PARITY_FILE = "parity.json"
 # A language model has no encoder, but may have a graph that takes in prompts: "export prefill".
 STEPS = ("load", "check", "export encoder", "export step", "export score", "verify", "save")
-_RECORDED = ("beamline", "torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "gguf", "sentencepiece")
+_RECORDED = ("torch", "onnx-ir", "onnxscript", "onnxruntime", "transformers", "gguf", "sentencepiece")
 
 LoadedType = TypeVar("LoadedType")
 ToleranceType = TypeVar("ToleranceType")
@@ -85,6 +86,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         activations of an int8 model get fixed scales."""
         if typical and precision != "int8":
             raise ConversionError(f"there is nothing to calibrate in {precision}: that is for --precision int8")
+        free_version(name, repository, version)  # refused before the work begins
         advance("load")
         loaded = self.load()
         advance("check")
@@ -107,7 +109,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    found = {"beamline": beamline_version()}
     for package in _RECORDED:
         try:
             found[package] = importlib.metadata.version(package)

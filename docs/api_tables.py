@@ -1,7 +1,7 @@
 """Writes the tables of docs/api.md from protos/beamline.proto: `make docs`.
 
 A table stands between `<!-- fields of NAME -->` (a message or an enum) and `<!-- end -->`; all else in the page is
-written by hand.
+written by hand. What has no place of its own yet comes last, between `<!-- others -->` and `<!-- end of others -->`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PROTO = ROOT / "protos" / "beamline.proto"
 _FIELD = re.compile(r"\s*(optional |repeated )?([\w.]+|map<[^>]+>) (\w+) = \d+;\s*(?://\s*(.*))?")
 _VALUE = re.compile(r"\s*([A-Z][A-Z0-9_]*) = (\d+);\s*(?://\s*(.*))?")
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_OTHERS = re.compile(r"(<!-- others -->\n).*?(<!-- end of others -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,12 @@ def _linked(kind: str, known: set[str]) -> str:
 def page(text: str) -> str:
     """The page with its tables as the contract is now."""
     messages = declared(PROTO.read_text(encoding="utf-8"))
-    known = {name for _, name, _ in _TABLE.findall(text)}
+    text = _OTHERS.sub(r"\1\2", text)
+    placed = {name for _, name, _ in _TABLE.findall(text)}
+    sections = [f"### {name}\n\n<!-- fields of {name} -->\n<!-- end -->\n" for name in messages if name not in placed]
+    others = "\n".join(["## Other messages\n", *sections]) if sections else ""
+    text = _OTHERS.sub(lambda found: f"{found[1]}{others}{found[2]}", text)
+    known = set(messages)
 
     def renew(found: re.Match[str]) -> str:
         return f"{found[1]}{table(messages[found[2]], known)}{found[3]}"

@@ -443,16 +443,20 @@ class SearchEnd(_message.Message):
     def __init__(self, step: _Optional[int] = ..., candidate: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "version", "sources", "texts")
+    __slots__ = ("model", "version", "sources", "texts", "source_language", "target_language")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     sources: _containers.RepeatedCompositeFieldContainer[Input]
     texts: _containers.RepeatedCompositeFieldContainer[Input]
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., texts: _Optional[_Iterable[_Union[Input, _Mapping]]] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., texts: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("model", "version", "scores")

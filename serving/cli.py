@@ -13,6 +13,7 @@ Only the subcommand that is called is imported: `beamline translate` does not wa
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from beamline.version import beamline_version, install_hint
 
 GROUP = "beamline.commands"
 FAILED = 2
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
 
 # What to install for a module that is missing.
@@ -31,12 +33,12 @@ _EXTRAS = {
     "onnxruntime": "cpu",
     "tensorrt": "tensorrt",
     "cuda": "gpu",
-    "torch": "convert",
-    "onnx": "convert",
-    "onnxscript": "convert",
-    "onnx_ir": "convert",
-    "safetensors": "convert",
-    "transformers": "convert",
+    "onnx": "cpu",
+    "torch": "cpu,convert",
+    "onnxscript": "cpu,convert",
+    "onnx_ir": "cpu,convert",
+    "safetensors": "cpu,convert",
+    "transformers": "cpu,convert",
 }
 
 
@@ -67,12 +69,17 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Loader] | Non
         return code
     except BeamlineError as error:
         return _fail(str(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         # `beamline translate | head`: the reader has enough. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        return _fail(f"there is no space left{where} ({error.strerror}): make some, and try again")
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _call(name: str, load: Loader, arguments: list[str]) -> int:

@@ -14,7 +14,9 @@
     │   ├── DeadlinePassed          the caller's deadline was over before the answer was there
     │   └── Cancelled               the caller does not want the answer any more
     ├── ComputeError                this request failed on the device; the others go on
+    │   └── DeviceLost              the device answers nothing any more; the process has to end
     ├── ModelError                  a model on disk can't be served; names the file
+    │   ├── OutOfMemory             the device has too little memory left for it
     │   └── ManifestError           its manifest is broken, or of a format that we don't know
     └── ConversionError             a checkpoint can't be converted
         ├── UnsupportedCheckpoint   with every reason at once
@@ -48,13 +50,13 @@ class ModelUnavailable(RequestError):
     pass
 
 
-class _TryAgain(RequestError):
+class _RetryHint(BeamlineError):
     def __init__(self, sentence: str, retry_after: float | None = None) -> None:
         super().__init__(sentence)
         self.retry_after = retry_after  # seconds; None where it is not known
 
 
-class Overloaded(_TryAgain):
+class Overloaded(RequestError, _RetryHint):
     pass
 
 
@@ -70,7 +72,7 @@ class Forbidden(RequestError):
     pass
 
 
-class ShuttingDown(_TryAgain):
+class ShuttingDown(RequestError, _RetryHint):
     pass
 
 
@@ -90,7 +92,15 @@ class ComputeError(BeamlineError):
     pass
 
 
+class DeviceLost(ComputeError):
+    pass
+
+
 class ModelError(BeamlineError):
+    pass
+
+
+class OutOfMemory(ModelError):
     pass
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Coroutine
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,8 @@ from beamline.serving.models.registry import Models
 from beamline.serving.models.repository import find
 from beamline.serving.models.settings import ModelSettings, read_settings
 from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.text.host_work import TextWorkers
 
-_WORKERS = 2  # for large texts; more would only take cores from the engine
 _EXIT_SECONDS = 5.0  # that an interpreter which ends waits for a step that runs
 _MOST = 1_000_000_000
 # Nobody else's memory is at stake here: what a caller asks for may wait, and a reader may be slow.
@@ -68,7 +69,7 @@ class LoadOptions:
 class InProcess:
     """Safe to use from many threads. Ends by `close`, when nothing refers to it any more, or with the interpreter."""
 
-    def __init__(self, served: ServedModel, driver: Driver, workers: Executor) -> None:
+    def __init__(self, served: ServedModel, driver: Driver, workers: TextWorkers) -> None:
         self.manifest = served.manifest
         self.slots = served.slots
         self._process = os.getpid()
@@ -77,7 +78,7 @@ class InProcess:
         self._loop = asyncio.new_event_loop()
         lifecycle = Lifecycle()
         lifecycle.phase = Phase.READY
-        self._inference: Inference | None = Inference(Models([served.model]), lifecycle)
+        self._inference: Inference | None = Inference(Models([served.model]), lifecycle, workers)
         driver.add(served.engine)
         # Neither the threads nor what ends them refers to this object: so it can be collected while they run.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="beamline-calls", daemon=True)
@@ -142,19 +143,19 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _end(loop: asyncio.AbstractEventLoop, driver: Driver, workers: Executor) -> None:
+def _end(loop: asyncio.AbstractEventLoop, driver: Driver, workers: TextWorkers) -> None:
     """From any thread, the loop's own among them: the garbage collector chooses."""
     with suppress(RuntimeError):  # it is closed
         loop.call_soon_threadsafe(lambda: loop.create_task(_shut_down(loop, driver, workers)))
 
 
-async def _shut_down(loop: asyncio.AbstractEventLoop, driver: Driver, workers: Executor) -> None:
+async def _shut_down(loop: asyncio.AbstractEventLoop, driver: Driver, workers: TextWorkers) -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     driver.stop()
-    workers.shutdown()
+    workers.shutdown(wait=True)
     loop.stop()
 
 
@@ -174,10 +175,12 @@ def load(path: Path, options: LoadOptions) -> InProcess:
         prefix_cache_bytes=options.prefix_cache_mib * MIB,
         text=_NO_LIMITS,
     )
-    workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="beamline-text")
+    workers = TextWorkers(max_bytes=sys.maxsize)
     loader = ModelLoader(config, real_makers(config), Metrics(), workers)
     served = loader.load(found, _settings(settings, options), found.name)
-    return InProcess(served, DeviceThreads(len(members(served.engine))), workers)
+    driven = members(served.engine)
+    gpus = max((each.device + 1 for each in driven if each.device is not None), default=0)
+    return InProcess(served, DeviceThreads(len(driven), gpus), workers)
 
 
 def _settings(on_disk: ModelSettings, options: LoadOptions) -> ModelSettings:

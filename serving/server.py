@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from beamline.serving.api.grpc.server import GrpcServer
@@ -31,11 +30,11 @@ from beamline.serving.security.tls import ServerTls
 from beamline.serving.security.tokens import TokenFile
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
+from beamline.serving.text.host_work import TextWorkers
 
 log = logging.getLogger(__name__)
 
 _REFUSAL_SECONDS = 2.0
-_TEXT_WORKERS = 2  # for large texts; more would only take cores from the engine
 
 
 class Server:
@@ -49,7 +48,7 @@ class Server:
         self._tracing = tracing_of()
         self.manager: ModelManager | None = None  # from `start` on
         self._makers = makers
-        self._workers = ThreadPoolExecutor(_TEXT_WORKERS, thread_name_prefix="text")
+        self._workers = TextWorkers(config.max_pending_bytes)
         self._metrics_http: HttpServer | None = None
         self._gateway: HttpServer | None = None
         self._grpc: GrpcServer | None = None
@@ -87,9 +86,17 @@ class Server:
         access = Access(None if config.tokens is None else TokenFile(config.tokens).client_of)
         guard = Guard(self.metrics, access, ClientLimit(config.max_calls_per_client), self._tracing)
         tls = None if config.tls is None else ServerTls(config.tls)
+        write_seconds = config.write_seconds
         connections = share_descriptors(config.max_connections)
+        limits = ConnectionLimits(connections.operators)
         self._metrics_http = HttpServer(
-            config.host, config.metrics_port, None, ConnectionLimits(connections.operators), guard.count_refusal
+            config.host,
+            config.metrics_port,
+            None,
+            limits,
+            guard.count_refusal,
+            write_seconds,
+            option="--metrics-port",
         )
         self._grpc = GrpcServer(
             config.host,
@@ -99,11 +106,13 @@ class Server:
             tls,
             connections.grpc,
             config.keepalive_seconds,
+            self._workers.check,
             config.max_connection_seconds,
+            write_seconds,
         )
         if config.http_port is not None:
             limits = ConnectionLimits(connections.gateway, config.max_connections_per_address)
-            self._gateway = HttpServer(config.host, config.http_port, tls, limits, guard.count_refusal)
+            self._gateway = HttpServer(config.host, config.http_port, tls, limits, guard.count_refusal, write_seconds)
         operations = operations_app(self.metrics, self.lifecycle, guard if config.metrics_need_token else None)
         await self._metrics_http.start(Framing(operations, self.lifecycle, guard.count_refusal))
         makers = self._makers or real_makers(config)
@@ -112,10 +121,11 @@ class Server:
         self._driver = makers.thread()
         self._driver.start()
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
-        inference = Inference(models, self.lifecycle)
+        inference = Inference(models, self.lifecycle, self._workers)
         if self._gateway is not None:
             more = operating.routes(lambda: self.manager, config.repository, self.metrics.history, guard)
-            app = gateway_app(inference, models, self.lifecycle, guard, config.max_message_bytes, more)
+            largest = (config.max_message_bytes, config.text.max_inputs)
+            app = gateway_app(inference, models, self.lifecycle, guard, *largest, write_seconds, more)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,
@@ -124,13 +134,15 @@ class Server:
             self._driver,
             versions="all" if config.all_versions else "newest",
             only=config.load,
+            load_seconds=config.load_seconds,
         )
         watcher = self._watcher(manager)
         await manager.start(fake=config.fake, may_be_empty=watcher is not None)
         if watcher is None:
             models.check_default()
         self.lifecycle.phase = Phase.READY
-        await self._grpc.start(inference, OpenInferenceServicer(models, manager, self.lifecycle, guard), manager)
+        open_inference = OpenInferenceServicer(models, manager, self.lifecycle, guard, self._workers)
+        await self._grpc.start(inference, open_inference, manager)
         if watcher is not None:
             self._watching = asyncio.create_task(watcher.run(config.watch_seconds or 0))
 
@@ -221,7 +233,7 @@ class Server:
         await asyncio.to_thread(self._tracing.close)
         if self.manager is not None:
             self.manager.stop()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.shutdown()
 
     def _http(self) -> list[HttpServer]:
         """The one with metrics and health last: it reports on the drain of the others."""

@@ -14,6 +14,7 @@ from beamline.types import Features, Input, TokenIds
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
+LANGUAGES = ("source_language", "target_language")
 _CALL_OPTIONS = ("model", "version", "timeout", "priority", "queue_timeout")
 
 Request = TypeVar("Request", bound=ProtobufMessage)

@@ -7,7 +7,7 @@ from typing import Any
 
 from beamline._calls.answers import token_of
 from beamline._calls.operation import Operation
-from beamline._calls.requests import Options, items_of, rpc_of, settings_of, template_of, with_items
+from beamline._calls.requests import LANGUAGES, Options, items_of, rpc_of, settings_of, template_of, with_items
 from beamline.errors import InvalidItem, InvalidRequest
 from beamline.protos import beamline_pb2 as pb
 from beamline.types import Input, Score
@@ -18,7 +18,7 @@ _BYTES_PER_CALL = 8192  # a server scores up to 16,384 tokens in a call, and a b
 
 def score(text: Input | Iterable[Input], source: Input | Iterable[Input] | None, options: Options) -> Operation[Score]:
     single, items = items_of(text)
-    template = template_of("score", pb.ScoreRequest(), options, ())
+    template = template_of("score", pb.ScoreRequest(), options, LANGUAGES)
     sources: list[Any] = []
     if source is not None:
         one, sources = items_of(source)

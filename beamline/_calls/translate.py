@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 
 from beamline._calls.answers import FINISH_REASONS, timings_of
 from beamline._calls.operation import Operation, Stream
-from beamline._calls.requests import Options, items_of, rpc_of, set_field, settings_of, template_of, with_items
+from beamline._calls.requests import (
+    LANGUAGES,
+    Options,
+    items_of,
+    rpc_of,
+    set_field,
+    settings_of,
+    template_of,
+    with_items,
+)
 from beamline._calls.search_traces import step_of, trace_of
 from beamline.errors import BeamlineError, InvalidItem
 from beamline.protos import beamline_pb2 as pb
@@ -61,8 +70,7 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
 
 def _translate_template(options: Options) -> pb.TranslateRequest:
     known = [field.name for field in pb.DecodingOptions.DESCRIPTOR.fields]
-    languages = ("source_language", "target_language")
-    request = template_of("translate", pb.TranslateRequest(), options, languages, also=known)
+    request = template_of("translate", pb.TranslateRequest(), options, LANGUAGES, also=known)
     for name in known:
         if name in options:
             set_field(request.options, name, options[name])

@@ -157,6 +157,8 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
     """The score graph over random targets, all in one batch, against the original one by one."""
     random = np.random.default_rng(1)
     text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
+    # Padding is no word of a text, and may have no position of its own.
+    text[text == manifest.vocabulary.pad_id] = manifest.vocabulary.eos_ids[0]
     if manifest.task == "translate":
         text[:, 0] = manifest.vocabulary.start_id
     targets, labels = text[:, :-1], text[:, 1:]

@@ -1,4 +1,5 @@
-"""Hugging Face's generation_config.json -> our decoding defaults."""
+"""Hugging Face's generation_config.json -> our decoding defaults. Every setting that changes what `generate` answers is
+honoured or refused; those that only say how it is computed, or what else is returned, change nothing here."""
 
 from __future__ import annotations
 
@@ -24,10 +25,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "exponential_decay_length_penalty": (),
     "guidance_scale": (1.0,),
     "forced_decoder_ids": ([],),
-    "min_new_tokens": (),
-    "stop_strings": (),
+    "watermarking_config": ({},),
+    "max_time": (),
+    "token_healing": (False,),
+    "dola_layers": (),
 }
-_NEVER_SAMPLES = {"do_sample": (False,), **_NEUTRAL, "max_new_tokens": ()}
+_NEVER_SAMPLES = {"do_sample": (False,), **_NEUTRAL, "stop_strings": ()}
+# At an encoder-decoder's first token; a language model's first token stands behind a prompt.
+_NO_BEGINNING = {"forced_bos_token_id": ()}
 _NEUTRAL_SAMPLING = {"typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": ()}
 _SINGLE = {"forced_bos_token_id": "forced_bos_id", "forced_eos_token_id": "forced_eos_id"}
 _SAME = ("length_penalty", "early_stopping", "min_length", "no_repeat_ngram_size", "repetition_penalty")
@@ -35,21 +40,34 @@ _SAME = ("length_penalty", "early_stopping", "min_length", "no_repeat_ngram_size
 
 def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
     """Of an encoder-decoder."""
-    values = {"max_length": content.get("max_length") or 20}
+    longest, shortest = content.get("max_new_tokens"), content.get("min_new_tokens")
+    # Theirs do not count the start token. Where nothing is said they would stop after 20 tokens; that is nobody's wish.
+    values = {"max_length": longest + 1 if longest else content.get("max_length") or limits.max_target_length}
+    if shortest:
+        values["min_length"] = max(shortest + 1, content.get("min_length") or 0)
     return _defaults(content, _NEVER_SAMPLES, values, limits, what)
 
 
 def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
-    """Of a language model. Hugging Face would stop after 20 tokens where nothing is said; that is nobody's wish."""
+    """Of a language model. Where nothing is said, the limit is the model's."""
     values: dict[str, Any] = {"max_length": content.get("max_length") or limits.max_target_length}
     values["max_new_tokens"] = content.get("max_new_tokens")
+    values["min_new_tokens"] = content.get("min_new_tokens") or 0
+    stops = content.get("stop_strings") or ()
+    values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+    neutral = {**_NEUTRAL, **_NO_BEGINNING}
+    beams = content.get("num_beams") or 1
+    if content.get("do_sample") and beams > 1:
+        reason = f"generation settings do_sample and num_beams {beams}: beams that are drawn are not supported"
+        raise UnsupportedCheckpoint(what, [reason])
     stated = {name: content[name] for name in ("top_k", "top_p", "min_p") if content.get(name) is not None}
     if not content.get("do_sample"):
-        return _defaults(content, _NEUTRAL, values | stated, limits, what)
+        return _defaults(content, neutral, values | stated, limits, what)
     temperature = content.get("temperature")
     values["temperature"] = 1.0 if temperature is None else temperature
     values["top_k"] = 50  # theirs, where a checkpoint that samples says nothing
-    return _defaults(content, {**_NEUTRAL, **_NEUTRAL_SAMPLING}, values | stated, limits, what)
+    never = {**neutral, **_NEUTRAL_SAMPLING, "forced_eos_token_id": ()}
+    return _defaults(content, never, values | stated, limits, what)
 
 
 def _defaults(
@@ -60,7 +78,7 @@ def _defaults(
         for name, harmless in neutral.items()
         if content.get(name) is not None and content[name] not in harmless
     ]
-    values: dict[str, Any] = {**known, **{name: content[name] for name in _SAME if content.get(name) is not None}}
+    values: dict[str, Any] = {**{name: content[name] for name in _SAME if content.get(name) is not None}, **known}
     for theirs, ours in _SINGLE.items():
         value = content.get(theirs)
         if isinstance(value, list) and len(value) == 1:

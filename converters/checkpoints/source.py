@@ -42,7 +42,19 @@ class Source:
             from beamline.converters.checkpoints.gguf import architecture  # only now: its package may be missing
 
             return architecture(self.path)
+        if not self.path.exists():
+            raise ConversionError(f"{self.path} does not exist{_download_hint(self.path)}")
         if not self.path.is_dir():
             raise ConversionError(f"{self.path} is neither a folder with a checkpoint nor a GGUF file")
         content = read_json(self.config_file)
         return content.get("family") or content.get("model_type")
+
+
+def _download_hint(path: Path) -> str:
+    """For what looks like a name on a model hub."""
+    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", "..") or path.parent.exists():
+        return ""
+    return (
+        f"; if it is a model's name on the Hugging Face hub, download it first: "
+        f"hf download {path} --local-dir {path.name}, and convert {path.name}"
+    )

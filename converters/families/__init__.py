@@ -80,7 +80,8 @@ def any_converter_for(path: Path, config: Path | None = None, own: OwnFiles | No
     where = source.path if source.path.is_file() else source.config_file
     raise ConversionError(
         f"{where}: model_type or family is {source.model_type!r}; known: {', '.join(types)}. "
-        "A checkpoint in other names needs a file that names its parts: --config FILE"
+        "Any other model can be brought as one's own module, file.py:build (docs/own-model.md); "
+        "one built on torch.nn.Transformer, RNN, LSTM or GRU by a file that names its parts: --config FILE"
     )
 
 

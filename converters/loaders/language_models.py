@@ -66,6 +66,7 @@ class LanguageModelConverter(GenerationConverter):
             vocabulary=vocabulary,
             limits=limits,
             defaults=language_defaults(generation, limits, str(self.source)),
+            renormalise=bool(generation.get("renormalize_logits", False)),
             description=f"Hugging Face {config.model_type} model {config.name_or_path}".strip(),
             chat=_chat(tokenizer),
         )
@@ -122,4 +123,11 @@ def _chat(tokenizer: Any) -> Chat:
     template = tokenizer.chat_template
     if isinstance(template, dict):  # several, by their names
         template = template.get("default")
-    return Chat(template, tokenizer.bos_token or "", tokenizer.eos_token or "")
+    if template is None:
+        return Chat(None, tokenizer.bos_token or "", tokenizer.eos_token or "")
+    others = {
+        name: str(token)
+        for name, token in tokenizer.special_tokens_map.items()
+        if name not in ("bos_token", "eos_token") and isinstance(token, str)
+    }
+    return Chat(template, tokenizer.bos_token or "", tokenizer.eos_token or "", others)

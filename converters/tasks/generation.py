@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,7 @@ class Chat:
     template: str | None
     bos_token: str
     eos_token: str
+    others: Mapping[str, str] = field(default_factory=dict)  # pad_token, unk_token and so on
 
 
 NO_CHAT = Chat(None, "", "")
@@ -74,8 +75,8 @@ class LoadedModel:
         Only where log-probabilities are renormalised: otherwise greedy's would lack these words' share."""
         if not self.renormalise:
             return ()
-        words = [word[0] for word in self.defaults.bad_words if len(word) == 1]
-        return tuple(sorted({*words, *self.defaults.suppress_tokens} - set(self.vocabulary.eos_ids)))
+        words = {word[0] for word in self.defaults.bad_words if len(word) == 1}
+        return tuple(sorted(words - set(self.vocabulary.eos_ids)))  # not suppress_tokens: a request may replace those
 
 
 def search_constants(loaded: LoadedModel) -> SearchConstants:
@@ -137,6 +138,7 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
                 chat_template=loaded.chat.template,
                 bos_token=loaded.chat.bos_token,
                 eos_token=loaded.chat.eos_token,
+                special_tokens=dict(loaded.chat.others),
                 description=loaded.description,
                 created_with=versions(),
             )

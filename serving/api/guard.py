@@ -21,7 +21,7 @@ from typing import Any
 
 from beamline.serving.api.status import Status, StatusCode, first_failure, status_of
 from beamline.serving.contract.call import REQUEST_ID, Call, call_of, enter
-from beamline.serving.errors import RequestError
+from beamline.serving.errors import RequestError, SlowReader
 from beamline.serving.security.access import Access, Client, ClientLimit, scope_of
 from beamline.serving.security.attempts import TokenAttempts
 from beamline.serving.telemetry.logs import ACCESS
@@ -109,6 +109,10 @@ class Guard:
     def count_refusal(self, reason: str) -> None:
         """For what an API refuses without an exception of ours."""
         self._metrics.refused.labels(reason).inc()
+
+
+def slow_reader(seconds: float | None) -> SlowReader:
+    return SlowReader(f"nothing was read for {seconds:g} seconds, while more was to be sent: the call was given up")
 
 
 def _log_call(method: str, record: CallRecord, seconds: float, request_id: str) -> None:

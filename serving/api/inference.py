@@ -7,8 +7,8 @@ that frees the slots at once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.registry import Models
+from beamline.serving.text.host_work import TextWorkers
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -43,40 +44,46 @@ METHODS: dict[str, Method] = {
 
 
 class Inference:
-    def __init__(self, models: Models, lifecycle: Lifecycle) -> None:
+    def __init__(self, models: Models, lifecycle: Lifecycle, workers: TextWorkers) -> None:
         self._models = models
         self._lifecycle = lifecycle
+        self.workers = workers
+
+    @contextmanager
+    def _call(self, request: Message) -> Iterator[None]:
+        with self._lifecycle.call(), self.workers.admitted(request.ByteSize()):
+            yield
 
     async def Translate(self, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
-        with self._lifecycle.call(), self._models.use_translator(request.model, request.version) as model:
+        with self._call(request), self._models.use_translator(request.model, request.version) as model:
             return await model.translate(request, deadline)
 
     async def TranslateStream(
         self, request: pb.TranslateRequest, deadline: float | None
     ) -> AsyncGenerator[pb.TranslateReply]:
-        with self._lifecycle.call(), self._models.use_translator(request.model, request.version) as model:
+        with self._call(request), self._models.use_translator(request.model, request.version) as model:
             async with aclosing(model.stream(request, deadline)) as replies:
                 async for reply in replies:
                     yield reply
 
     async def Generate(self, request: pb.GenerateRequest, deadline: float | None) -> AsyncGenerator[pb.GenerateReply]:
-        with self._lifecycle.call(), self._models.use_generator(request.model, request.version) as model:
+        with self._call(request), self._models.use_generator(request.model, request.version) as model:
             async with aclosing(model.stream(request, deadline)) as replies:
                 async for reply in replies:
                     yield reply
 
     async def GenerateOnce(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
-        with self._lifecycle.call(), self._models.use_generator(request.model, request.version) as model:
+        with self._call(request), self._models.use_generator(request.model, request.version) as model:
             return await model.once(request, deadline)
 
     async def Score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
-        with self._lifecycle.call(), self._models.use(request.model, request.version) as model:
+        with self._call(request), self._models.use(request.model, request.version) as model:
             return await model.score(request, deadline)
 
     async def Classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
-        with self._lifecycle.call(), self._models.use_pooled(request.model, request.version) as model:
+        with self._call(request), self._models.use_pooled(request.model, request.version) as model:
             return await model.classify(request, deadline)
 
     async def Embed(self, request: pb.EmbedRequest, deadline: float | None) -> pb.EmbedResponse:
-        with self._lifecycle.call(), self._models.use_pooled(request.model, request.version) as model:
+        with self._call(request), self._models.use_pooled(request.model, request.version) as model:
             return await model.embed(request, deadline)

@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec, aligned, item_bytes, sizes_of
+from beamline.serving.backends.device import (
+    SCRATCH_BYTES,
+    Device,
+    DeviceTensor,
+    Pitches,
+    TensorSpec,
+    aligned,
+    item_bytes,
+    sizes_of,
+)
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 
@@ -62,18 +71,22 @@ class Arena:
         self.nbytes = aligned(max(1, slots * self.layout.slot))
         self.address = self._allocate(self.nbytes)
         self._populated = 0  # bytes from the beginning
-        self._blank: int | None = None  # a slot that holds `fill`, at the largest sizes
+        self._blank: int | None = None  # all slots, if they held `fill`, at the largest sizes
         if fill is not None:
-            blank = np.full(self.layout.slot // fill.itemsize, fill)
+            blank = np.full(slots * self.layout.slot // fill.itemsize, fill)
             self._blank = self._allocate(aligned(blank.nbytes))
             device.upload(self._blank, blank)
-            for slot in range(slots):
-                self.clear(slot)
+            self._clear(self.address, slots * self.layout.slot)
 
     def _allocate(self, nbytes: int) -> int:
         address = self._device.allocate(nbytes)
         weakref.finalize(self, self._device.free, address)
         return address
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What a GPU needs at most to lay it out anew: of what is masked, part after part."""
+        return min(self.nbytes, max(SCRATCH_BYTES, self.nbytes // self.slots)) if self._masked else self.nbytes
 
     def tensor(self, batch: int) -> DeviceTensor:
         return DeviceTensor(self.address, self.spec.dtype, (batch, *self.layout.shape))
@@ -133,12 +146,15 @@ class Arena:
             return False
         self.layout = new
         rows, piece = min(old.rows, new.rows), min(old.piece, new.piece)
-        # The old and the new places overlap: in this order, no slot is written to before it was read.
-        for slot in reversed(range(slots)) if new.slot > old.slot else range(slots):
-            source = self.address + slot * old.slot
-            self._device.move(self.at(slot), source, piece, rows, (new.piece, old.piece))
-            if not self._masked:
+
+        def clear(slot: int | None) -> None:
+            if slot is None:
+                self._clear(self.address, slots * new.slot)
+            else:
                 self._clear_rest(slot, rows, piece)
+
+        pitches = Pitches(old.slot, old.piece), Pitches(new.slot, new.piece)
+        self._device.relayout(self.address, slots, rows, piece, *pitches, None if self._masked else clear)
         return slots > 0
 
     def keep(self, slot: int, entries: Ints, first: int) -> None:

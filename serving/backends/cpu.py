@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
@@ -18,9 +17,10 @@ from beamline.serving.backends.device import sizes_of
 from beamline.serving.backends.host import HostMemory, tensor_of
 from beamline.serving.backends.in_place_check import refuse_copies
 from beamline.serving.backends.onnxruntime_cpu import CpuGraphs, Rewrite, open_session
-from beamline.serving.backends.onnxruntime_tensors import bind
+from beamline.serving.backends.onnxruntime_tensors import bind, read_graph
 from beamline.serving.backends.shortlist import Shortlist
 from beamline.serving.backends.slots import FROM_HOST, Memory, SlotBackend, next_of, sizes_at
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.backend import REPORTED, Floats, Ints, Shape, Start, StepInputs, StepOutputs
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.shortlist import load_lexicon
@@ -31,31 +31,39 @@ from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
 
 
 class CpuBackend(SlotBackend):
-    def __init__(self, folder: Path, manifest: Manifest, threads: int, shortlist: bool = False) -> None:
-        """`shortlist`: each request may only say what the version's lexical table has for its source."""
+    def __init__(
+        self, folder: Path, manifest: Manifest, threads: int, shortlist: bool = False, weights: Weights | None = None
+    ) -> None:
+        """`shortlist`: each request may only say what the version's lexical table has for its source. `weights`: where
+        several backends share them."""
         rewrites: tuple[Rewrite, ...] = (with_quantized_operators,) if manifest.precision in ("int8", "int4") else ()
-        graphs = CpuGraphs(folder, manifest, threads, rewrites)
-        if manifest.graphs.encoder is not None:
-            graphs.open("encoder")
+        graphs = CpuGraphs(folder, manifest, threads, rewrites, weights)
         self._lexicon = load_lexicon(folder, manifest) if shortlist else None
         self._shortlist: Shortlist | None = None
         self._listed: dict[str, NDArray[Any]] = {}  # what is bound of the shortlist, kept alive
         self._rows: ort.InferenceSession | None = None  # gathers what the step graph wants of the listed words
-        model = None
-        if shortlist:
-            path = graphs.path("step")
-            narrow = with_shortlist(onnx.load(path, load_external_data=False), manifest.vocabulary.target_size)
-            self._rows = open_session(path, threads, model=narrow.rows)
-            model = narrow.step
-        self._session = graphs.open("step", with_plain_branch, model=model)
-        if manifest.graphs.prefill is not None:
-            graphs.open("prefill")
+        with graphs.weights.in_memory():
+            self._session = self._open(graphs, manifest, threads)
         self._host = HostMemory()
         super().__init__(manifest, self._host, graphs)
         self._outputs: dict[str, NDArray[Any]] = {}
         self._carry: list[tuple[NDArray[Any], NDArray[Any]]] = []  # where an output goes, and the output
         self._from_host: dict[str, NDArray[Any]] = {}  # what a step was given, and is bound to
         self._binding: ort.IOBinding | None = None
+
+    def _open(self, graphs: CpuGraphs, manifest: Manifest, threads: int) -> ort.InferenceSession:
+        """All but the score graph, which few use; the step graph's session."""
+        if manifest.graphs.encoder is not None:
+            graphs.open("encoder")
+        if manifest.graphs.prefill is not None:
+            graphs.open("prefill")
+        model = None
+        if self._lexicon is not None:
+            path = graphs.path("step")
+            narrow = with_shortlist(read_graph(path), manifest.vocabulary.target_size)
+            self._rows = open_session(path, graphs.weights, threads, model=narrow.rows)
+            model = narrow.step
+        return graphs.open("step", with_plain_branch, model=model)
 
     def _gather(self, words: Ints) -> dict[str, NDArray[Any]]:
         assert self._rows is not None

@@ -1,4 +1,4 @@
-"""A real GPU, through `cuda-bindings`: memory, one stream, events, and CUDA graphs.
+"""A real GPU, through CUDA's driver API (`cuda.bindings.driver`): memory, one stream, events, and CUDA graphs.
 
 Nothing here has been run on hardware yet; docs/gpu.md says what has been checked and how.
 """
@@ -6,39 +6,71 @@ Nothing here has been run on hardware yet; docs/gpu.md says what has been checke
 from __future__ import annotations
 
 import ctypes
-import threading
+import logging
 import weakref
+from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.backends.device import ALIGNMENT, SCRATCH_BYTES, MemoryUse, Pitches, aligned
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
-_current = threading.local()  # the device that this thread has told CUDA that it means
+log = logging.getLogger(__name__)
+
+_KERNELS = Path(__file__).parent / "kernels" / "gather.ptx"
+_THREADS, _MOST_BLOCKS = 256, 1024
+_UPLOAD_BYTES = 2**20  # of each half of the pinned memory that uploads go through
+_NO_LIMIT = 2**64 - 1
 
 
 class CudaDevice:
-    """Use it from one thread at a time. `waits` counts how often the host stood still. Its memory goes with it, so that
-    of an unloaded model, too: each has its own."""
+    """Use it from one thread at a time; only `free`, which the garbage collector calls, may come from any. `waits`
+    counts how often the host stood still. Its memory goes with it, so that of an unloaded model, too: each has its
+    own."""
 
     part: int | None = None  # it copies while the host goes on
 
     def __init__(self, number: int) -> None:
-        from cuda.bindings import runtime
+        from cuda.bindings import driver
 
         self.number = number
         self.waits = 0
-        self._cuda: Any = runtime
+        self.copies = 0
+        self.copied_bytes = 0
+        self._cuda: Any = driver
+        self._check(driver.cuInit(0))
+        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._check(driver.cuDeviceGet(number))))
         self._enter()
-        self._stream = self._check(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking))
-        self._allocated: set[int] = set()
-        self._scratch = self._scratch_bytes = 0  # where copies go between that overlap; the stream keeps their order
-        release = weakref.finalize(self, _release, runtime, self._stream, self._allocated)
+        self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._pool = self._make_pool()
+        self._owned = _Owned(driver, number, self._context, self._stream, self._pool)
+        release = weakref.finalize(self, self._owned.release)
         release.atexit = False  # the driver does that itself, and may be gone by then
+        self._module = self._check(driver.cuModuleLoadData(_KERNELS.read_bytes() + b"\0"))
+        self._owned.module = self._module
+        self._recording = False
+        self._marks = 0  # that were made
+        self._scratch = self._scratch_bytes = 0  # where copies go between that overlap; the stream keeps their order
+        self._index = self._index_bytes = 0
+        self._uploads: _Uploads | None = None
+
+    def _make_pool(self) -> Any:
+        """Memory of its own, which keeps what is freed until it is needed again: the usual pool gives everything back
+        whenever somebody waits, and a step waits."""
+        driver = self._cuda
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self.number
+        pool = self._check(driver.cuMemPoolCreate(properties))
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        self._check(driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(_NO_LIMIT)))
+        return pool
 
     @property
     def stream(self) -> int:
@@ -46,144 +78,378 @@ class CudaDevice:
         return int(self._stream)
 
     def _enter(self) -> None:
-        """Whatever is done without a stream, or by a library, is done on the calling thread's current device."""
-        if getattr(_current, "number", None) != self.number:
-            self._check(self._cuda.cudaSetDevice(self.number))
-            _current.number = self.number
+        """Calls mean the calling thread's current device, which whoever runs graphs may have changed."""
+        self._check(self._cuda.cuCtxSetCurrent(self._context))
 
     def _check(self, answer: tuple[Any, ...]) -> Any:
-        error, *values = answer
-        if error != self._cuda.cudaError_t.cudaSuccess:
-            _, text = self._cuda.cudaGetErrorString(error)
-            raise ComputeError(f"CUDA device {self.number}: {text.decode() if isinstance(text, bytes) else text}")
-        return values[0] if len(values) == 1 else values
+        return checked(self._cuda, self.number, answer)
 
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
         self._enter()
-        error, address = self._cuda.cudaMallocAsync(nbytes, self._stream)
-        if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            free, total = self._check(self._cuda.cudaMemGetInfo())
-            raise ModelError(
+        self._free_unused()
+        error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
+        if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            free, total = self._check(self._cuda.cuMemGetInfo())
+            raise OutOfMemory(
                 f"GPU {self.number} has {free / 2**20:,.0f} of {total / 2**20:,.0f} MiB left, and "
                 f"{nbytes / 2**20:,.0f} more are needed: lower --max-slots, or serve fewer models"
             )
         self._check((error,))
-        self._allocated.add(int(address))
+        self._owned.addresses.add(int(address))
         self.zero(int(address), nbytes)
         return int(address)
 
     def free(self, address: int) -> None:
-        self._allocated.discard(address)
-        self._cuda.cudaFreeAsync(address, self._stream)  # at exit there may be no driver any more: no check
+        """From any thread and at any moment, so it is only noted here: freed by the collector of garbage in the midst
+        of a recording, it would become a part of that."""
+        self._owned.unused.append((address, None))
+
+    def _free_unused(self, reached: int = 0) -> None:
+        """Memory of the device when the stream comes to it; pinned memory, when the stream has passed what used it."""
+        owned = self._owned
+        for _ in range(len(owned.unused)):
+            address, after = owned.unused.popleft()
+            if after is None:
+                owned.addresses.discard(address)
+                self._check(self._cuda.cuMemFreeAsync(address, self._stream))
+            elif after < 0:
+                owned.unused.append((address, self._marks))  # what has been asked for until now may use it
+            elif after < reached:
+                owned.pinned.pop(address)
+                self._check(self._cuda.cuMemFreeHost(address))
+            else:
+                owned.unused.append((address, after))
+
+    def memory(self) -> MemoryUse:
+        self._enter()
+        free, total = self._check(self._cuda.cuMemGetInfo())
+        names = self._cuda.CUmemPool_attribute
+        used, reserved = (
+            int(self._check(self._cuda.cuMemPoolGetAttribute(self._pool, each)))
+            for each in (names.CU_MEMPOOL_ATTR_USED_MEM_CURRENT, names.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        )
+        return MemoryUse(used, reserved, int(free), int(total))
 
     def populate(self, address: int, start: int, nbytes: int) -> int:
         return 0
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        address = int(self._check(self._cuda.cudaHostAlloc(nbytes, self._cuda.cudaHostAllocDefault)))
+        self._enter()
+        error, address = self._cuda.cuMemHostAlloc(nbytes, 0)
+        if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfMemory(f"the host has no {nbytes / 2**20:,.1f} MiB left that a GPU can copy from")
+        self._check((error,))
+        address = int(address)
         array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-        weakref.finalize(array, self._cuda.cudaFreeHost, address)
+        self._owned.pinned[address] = nbytes
+        freed = weakref.finalize(array, self._owned.unused.append, (address, -1))
+        freed.atexit = False
         return array
 
     # -- work, in order ----------------------------------------------------------------------------------------
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
+        if array.nbytes == 0:
+            return
         self._enter()
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        self._check(self._cuda.cudaMemcpyAsync(address, array.ctypes.data, array.nbytes, kind, self._stream))
+        if self._owned.is_pinned(array.ctypes.data):
+            self._upload(address, array.ctypes.data, array.nbytes)
+            return
+        if self._uploads is None:
+            self._uploads = _Uploads(self)
+        for offset, host in self._uploads.parts(array):
+            self._upload(address + offset, host.ctypes.data, host.nbytes)
+
+    def _upload(self, address: int, host: int, nbytes: int) -> None:
+        self._count(nbytes)
+        self._check(self._cuda.cuMemcpyHtoDAsync(address, host, nbytes, self._stream))
+
+    def _count(self, nbytes: int) -> None:
+        self.copies += 1
+        self.copied_bytes += nbytes
 
     def download(self, array: NDArray[Any], address: int) -> None:
         self._enter()
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        self._check(self._cuda.cudaMemcpyAsync(array.ctypes.data, address, array.nbytes, kind, self._stream))
+        self._count(array.nbytes)
+        self._check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream))
 
     def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
         if nbytes == 0 or rows == 0:
             return
-        self._enter()
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
         if rows == 1 or pitches == (nbytes, nbytes):
-            self._check(self._cuda.cudaMemcpyAsync(target, source, rows * nbytes, kind, self._stream))
+            self._enter()
+            self._count(rows * nbytes)
+            self._check(self._cuda.cuMemcpyDtoDAsync(target, source, rows * nbytes, self._stream))
         else:
-            answer = self._cuda.cudaMemcpy2DAsync(
-                target, pitches[0], source, pitches[1], nbytes, rows, kind, self._stream
+            whole = (rows * pitches[0], rows * pitches[1])
+            self._copy_slots(
+                target, source, 1, rows, nbytes, Pitches(whole[0], pitches[0]), Pitches(whole[1], pitches[1])
             )
-            self._check(answer)
 
-    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
-        scratch = self._scratch_for(rows * nbytes)
-        self.copy(scratch, source, nbytes, rows, (nbytes, pitches[1]))
-        self.copy(target, scratch, nbytes, rows, (pitches[0], nbytes))
+    def _copy_slots(
+        self, target: int, source: int, slots: int, rows: int, nbytes: int, into: Pitches, out_of: Pitches
+    ) -> None:
+        """slots x rows pieces, as one copy."""
+        self._enter()
+        self._count(slots * rows * nbytes)
+        device = self._cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        wanted = self._cuda.CUDA_MEMCPY3D()
+        wanted.srcMemoryType = wanted.dstMemoryType = device
+        wanted.dstDevice, wanted.srcDevice = target, source
+        wanted.dstPitch, wanted.srcPitch = into.row, out_of.row
+        wanted.dstHeight, wanted.srcHeight = into.slot // into.row, out_of.slot // out_of.row
+        wanted.WidthInBytes, wanted.Height, wanted.Depth = nbytes, rows, slots
+        self._check(self._cuda.cuMemcpy3DAsync(wanted, self._stream))
+
+    def relayout(
+        self,
+        address: int,
+        slots: int,
+        rows: int,
+        nbytes: int,
+        old: Pitches,
+        new: Pitches,
+        clear: Callable[[int | None], None] | None,
+    ) -> None:
+        if slots == 0 or rows == 0 or nbytes == 0:
+            if clear is not None:
+                clear(None)
+            return
+        each = rows * nbytes
+        # Whoever clears everything in between needs all of it elsewhere; else parts, in an order in which none is
+        # written to before it was read.
+        many = slots if clear is not None else max(1, min(slots, SCRATCH_BYTES // each))
+        scratch = self._scratch_for(many * each)
+        begins = range(0, slots, many)
+        for begin in reversed(begins) if new.slot > old.slot else begins:
+            count, dense = min(many, slots - begin), Pitches(each, nbytes)
+            self._copy_slots(scratch, address + begin * old.slot, count, rows, nbytes, dense, old)
+            if clear is not None:
+                clear(None)
+            self._copy_slots(address + begin * new.slot, scratch, count, rows, nbytes, new, dense)
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
-        first, end = int(index.min()), int(index.max()) + 1
-        pitch = (end - first) * entry
-        scratch = self._scratch_for(rows * pitch)
-        self.copy(scratch, source + first * entry, pitch, rows, (pitch, pitches[1]))
-        for begin, origin, count in runs(index):
-            piece = scratch + (origin - first) * entry
-            self.copy(target + begin * entry, piece, count * entry, rows, (pitches[0], pitch))
+        """One kernel, and one copy back from where it wrote."""
+        count = len(index)
+        if count == 0 or rows == 0:
+            return
+        self.reserve(0, index.nbytes)
+        self.upload(self._index, index)
+        nbytes = count * entry
+        scratch = self._scratch_for(rows * nbytes)
+        word = 16 if (entry | pitches[1] | source) % 16 == 0 else 1
+        words = entry // word
+        self._launch(
+            f"gather_{word}",
+            rows * count * words,
+            (scratch, source, self._index, count, words, rows, count * words, pitches[1] // word),
+        )
+        self.copy(target, scratch, nbytes, rows, (pitches[0], nbytes))
+
+    def _launch(self, kernel: str, threads: int, arguments: tuple[int, ...]) -> None:
+        self._enter()
+        function = self._check(self._cuda.cuModuleGetFunction(self._module, kernel.encode()))
+        blocks = min(_MOST_BLOCKS, -(-threads // _THREADS))
+        passed = (arguments, (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * (len(arguments) - 3))
+        self._check(self._cuda.cuLaunchKernel(function, blocks, 1, 1, _THREADS, 1, 1, 0, self._stream, passed, 0))
 
     def _scratch_for(self, nbytes: int) -> int:
         if nbytes > self._scratch_bytes:
-            if self._scratch:
-                self.free(self._scratch)
-            self._scratch, self._scratch_bytes = self.allocate(nbytes), nbytes
+            self._scratch, self._scratch_bytes = self._replaced(self._scratch, nbytes), nbytes
         return self._scratch
+
+    def reserve(self, scratch: int, index: int) -> None:
+        self._scratch_for(scratch)
+        if index > self._index_bytes:
+            self._index, self._index_bytes = self._replaced(self._index, aligned(index)), index
+
+    def _replaced(self, old: int, nbytes: int) -> int:
+        new = self.allocate(nbytes)
+        if old:
+            self.free(old)
+        return new
 
     def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
         if nbytes == 0 or rows == 0:
             return
         self._enter()
         if rows == 1 or pitch == nbytes:
-            self._check(self._cuda.cudaMemsetAsync(address, 0, rows * nbytes, self._stream))
+            self._check(self._cuda.cuMemsetD8Async(address, 0, rows * nbytes, self._stream))
         else:
-            self._check(self._cuda.cudaMemset2DAsync(address, pitch, 0, nbytes, rows, self._stream))
+            self._check(self._cuda.cuMemsetD2D8Async(address, pitch, 0, nbytes, rows, self._stream))
 
-    def mark(self) -> Any:
+    def mark(self) -> tuple[Any, int]:
         self._enter()
-        event = self._check(self._cuda.cudaEventCreateWithFlags(self._cuda.cudaEventDisableTiming))
-        self._check(self._cuda.cudaEventRecord(event, self._stream))
-        return event
+        if not self._recording:
+            self._free_unused()
+        self._marks += 1
+        event = self._owned.events.pop() if self._owned.events else self._new_event()
+        try:
+            self._check(self._cuda.cuEventRecord(event, self._stream))
+        except BaseException:
+            self._owned.events.append(event)
+            raise
+        return event, self._marks
 
-    def wait(self, mark: Any) -> None:
+    def _new_event(self) -> Any:
+        return self._check(self._cuda.cuEventCreate(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+
+    def wait(self, mark: tuple[Any, int]) -> None:
         self._enter()
         self.waits += 1
-        self._check(self._cuda.cudaEventSynchronize(mark))
-        self._check(self._cuda.cudaEventDestroy(mark))
+        event, number = mark
+        try:
+            self._check(self._cuda.cuEventSynchronize(event))
+        finally:
+            self._owned.events.append(event)
+        self._free_unused(reached=number)
+
+    def forget(self, mark: tuple[Any, int]) -> None:
+        self._owned.events.append(mark[0])
+
+    def finish(self) -> None:
+        self._enter()
+        self.waits += 1
+        self._check(self._cuda.cuStreamSynchronize(self._stream))
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        mode = self._cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        self._check(self._cuda.cudaStreamBeginCapture(self._stream, mode))
+        self._enter()
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._check(self._cuda.cuStreamBeginCapture(self._stream, mode))
+        self._recording = True
         try:
             work()
-        except Exception:
-            self._cuda.cudaStreamEndCapture(self._stream)  # the stream must leave capture, whatever was captured
+        except Exception as reason:
+            self._recording = False
+            self._enter()
+            _, graph = self._cuda.cuStreamEndCapture(self._stream)  # it must leave capture, whatever was captured
+            if graph is not None and int(graph):
+                self._cuda.cuGraphDestroy(graph)
+            log.info("a step is not recorded as a CUDA graph: %s", reason)
             return None
-        error, graph = self._cuda.cudaStreamEndCapture(self._stream)
-        if error != self._cuda.cudaError_t.cudaSuccess:
+        self._recording = False
+        self._enter()
+        error, graph = self._cuda.cuStreamEndCapture(self._stream)
+        if error != self._cuda.CUresult.CUDA_SUCCESS:
+            log.info("a step could not be recorded as a CUDA graph: CUDA says %s", error.name)
             return None
-        executable = self._check(self._cuda.cudaGraphInstantiate(graph, 0))
-        self._check(self._cuda.cudaGraphDestroy(graph))
+        error, executable = self._cuda.cuGraphInstantiate(graph, 0)
+        self._check(self._cuda.cuGraphDestroy(graph))
+        self._check((error,))
 
         def replay() -> None:
-            self._check(self._cuda.cudaGraphLaunch(executable, self._stream))
+            self._enter()
+            self._check(self._cuda.cuGraphLaunch(executable, self._stream))
 
-        weakref.finalize(replay, self._cuda.cudaGraphExecDestroy, executable)
+        self._owned.graphs.add(int(executable))
+        freed = weakref.finalize(replay, self._owned.end_graph, executable)
+        freed.atexit = False
         return replay
 
 
-def runs(index: Ints) -> list[tuple[int, int, int]]:
-    """Neighbours stay neighbours: (where to, where from, how many)."""
-    entries: list[int] = index.tolist()
-    starts = [0, *(place for place, (a, b) in enumerate(pairwise(entries), 1) if b != a + 1), len(entries)]
-    return [(begin, entries[begin], end - begin) for begin, end in pairwise(starts) if begin < end]
+class _Uploads:
+    """Pinned memory that uploads go through: the device reads one half while the other is filled."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._gpu = weakref.ref(device)
+        self._halves = [device.pinned(_UPLOAD_BYTES) for _ in range(2)]
+        self._left_at: list[Any] = [None, None]  # the mark behind the last upload from each
+        self._half = self._used = 0
+
+    def parts(self, array: NDArray[Any]) -> Any:
+        """(offset, pinned copy) of each part of an array."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        offset = 0
+        while offset < len(flat):
+            if self._used == _UPLOAD_BYTES:
+                self._turn()
+            count = min(len(flat) - offset, _UPLOAD_BYTES - self._used)
+            host = self._halves[self._half][self._used : self._used + count]
+            host[...] = flat[offset : offset + count]
+            self._used = min(_UPLOAD_BYTES, self._used + -(-count // ALIGNMENT) * ALIGNMENT)
+            yield offset, host
+            offset += count
+
+    def _turn(self) -> None:
+        gpu = self._gpu()
+        assert gpu is not None
+        self._left_at[self._half] = gpu.mark()
+        self._half, self._used = 1 - self._half, 0
+        mark, self._left_at[self._half] = self._left_at[self._half], None
+        if mark is not None:
+            gpu.wait(mark)
 
 
-def _release(cuda: Any, stream: Any, allocated: set[int]) -> None:
-    """When the work that uses it is done: the stream keeps the order."""
-    for address in allocated:
-        cuda.cudaFreeAsync(address, stream)
-    cuda.cudaStreamDestroy(stream)
+class _Owned:
+    """What CUDA has given to a device's owner, and all of which goes back: at the latest, with it."""
+
+    def __init__(self, driver: Any, number: int, context: Any, stream: Any, pool: Any) -> None:
+        self._cuda, self._number, self._context, self._stream, self._pool = driver, number, context, stream, pool
+        self.addresses: set[int] = set()
+        self.pinned: dict[int, int] = {}  # address -> bytes
+        # Nobody needs it any more. Pinned memory with the number of marks that were made by then, or -1: not known yet.
+        self.unused: deque[tuple[int, int | None]] = deque()
+        self.events: list[Any] = []  # that nobody waits for
+        self.graphs: set[int] = set()
+        self.module: Any = None
+
+    def is_pinned(self, address: int) -> bool:
+        return any(start <= address < start + nbytes for start, nbytes in self.pinned.items())
+
+    def end_graph(self, executable: Any) -> None:
+        if int(executable) in self.graphs:
+            self.graphs.discard(int(executable))
+            self._ended(self._cuda.cuGraphExecDestroy(executable))
+
+    def release(self) -> None:
+        """When the work that uses it is done. By the collector of garbage, so on any thread, whose device stays what it
+        was."""
+        driver = self._cuda
+        _, before = driver.cuCtxGetCurrent()
+        self._ended(driver.cuCtxSetCurrent(self._context))
+        self._ended(driver.cuStreamSynchronize(self._stream))
+        for executable in list(self.graphs):
+            self.end_graph(driver.CUgraphExec(executable))
+        for event in self.events:
+            self._ended(driver.cuEventDestroy(event))
+        for address in self.addresses:
+            self._ended(driver.cuMemFreeAsync(address, self._stream))
+        for address in list(self.pinned):
+            self._ended(driver.cuMemFreeHost(address))
+        self.pinned.clear()
+        self.unused.clear()
+        if self.module is not None:
+            self._ended(driver.cuModuleUnload(self.module))
+        self._ended(driver.cuStreamSynchronize(self._stream))
+        self._ended(driver.cuMemPoolDestroy(self._pool))
+        self._ended(driver.cuStreamDestroy(self._stream))
+        driver.cuCtxSetCurrent(before)
+
+    def _ended(self, answer: tuple[Any, ...]) -> None:
+        if answer[0] != self._cuda.CUresult.CUDA_SUCCESS:
+            log.warning("GPU %d: something could not be given back: %s", self._number, answer[0].name)
+
+
+# After these nothing works any more in this process.
+_LOST = frozenset(
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+    }
+    | {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT", "CUDA_ERROR_UNKNOWN"}
+)
+
+
+def checked(cuda: Any, number: int, answer: tuple[Any, ...]) -> Any:
+    """The values of an answer; what CUDA refuses is raised as a sentence."""
+    error, *values = answer
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        _, text = cuda.cuGetErrorString(error)
+        said = text.decode() if isinstance(text, bytes) else text
+        kind = DeviceLost if error.name in _LOST else ComputeError
+        raise kind(f"GPU {number}: CUDA says: {said}")
+    return values[0] if len(values) == 1 else values

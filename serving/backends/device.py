@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ModelError
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
+SCRATCH_BYTES = 64 * 2**20  # of a GPU, for copies whose places overlap; what is larger is done in parts
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
 
@@ -29,6 +30,23 @@ def item_bytes(dtype: str) -> int:
 
 def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class Pitches(NamedTuple):
+    """How many bytes lie between the beginnings of two slots, and of two rows of a slot."""
+
+    slot: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Of a GPU, in bytes: what a model uses and holds on to, and what there is at all."""
+
+    used: int
+    reserved: int
+    free: int
+    total: int
 
 
 class Device(Protocol):
@@ -55,8 +73,19 @@ class Device(Protocol):
         """`rows` pieces of `nbytes`; the pitches say how far apart they are in the target and in the source. Target and
         source don't overlap."""
 
-    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
-        """As `copy`, but they may overlap."""
+    def relayout(
+        self,
+        address: int,
+        slots: int,
+        rows: int,
+        nbytes: int,
+        old: Pitches,
+        new: Pitches,
+        clear: Callable[[int | None], None] | None,
+    ) -> None:
+        """Each of the first `rows` rows of each slot keeps its first `nbytes` bytes, and lies elsewhere in the same
+        allocation. `clear` wipes what a slot did not have before, or, without a number, all slots; and is called so
+        that nothing is lost by it."""
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
         """Entry i of each row of the target becomes entry index[i] of the same row of the source; an entry has `entry`
@@ -69,6 +98,14 @@ class Device(Protocol):
 class Gpu(Device, Protocol):
     """A device with a stream of its own."""
 
+    waits: int  # how often the host stood still
+    copies: int  # that were asked for
+    copied_bytes: int
+
+    def reserve(self, scratch: int, index: int) -> None:
+        """Bytes that `relayout` and `gather` will need at most, and for the longest index: so they never fail for
+        want of memory."""
+
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Host memory that the device copies from and to while the host does something else."""
 
@@ -79,7 +116,15 @@ class Gpu(Device, Protocol):
         """The point in the stream that all that was asked for so far leads to."""
 
     def wait(self, mark: Any) -> None:
-        """The only place where the host stands still."""
+        """Where the host stands still, once a step."""
+
+    def forget(self, mark: Any) -> None:
+        """Nobody will wait for it."""
+
+    def finish(self) -> None:
+        """Waits for all that was asked for, after a failure."""
+
+    def memory(self) -> MemoryUse: ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """What `work` asks for, as one piece that can be repeated (a CUDA graph); None where that can't be done. `work`

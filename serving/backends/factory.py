@@ -10,6 +10,7 @@ from beamline.serving.backends.device import Gpu, GraphRunner
 from beamline.serving.backends.pooled import PooledGraphBackend
 from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.backends.selection import Choice
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.backend import Backend, PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, Manifest, PooledManifest
 from beamline.serving.errors import ModelError
@@ -29,14 +30,15 @@ def make_backend(
     device: CudaDevice | None,
     options: dict[str, str],
     shortlist: bool = False,
+    weights: Weights | None = None,
 ) -> Made:
-    """`options` are those of ONNX Runtime's CUDA provider."""
+    """`options` are those of ONNX Runtime's CUDA provider. `weights`: where several backends share them."""
     if device is None:
         from beamline.serving.backends.cpu import CpuBackend
 
         if manifest.precision == "bfloat16":
             raise ModelError(f"{folder} is in bfloat16, which only GPUs compute; convert it to float32 for the CPU")
-        return Made(CpuBackend(folder, manifest, threads, shortlist))
+        return Made(CpuBackend(folder, manifest, threads, shortlist, weights))
     if shortlist:
         raise ModelError(f"{folder} can't have a shortlist on a GPU: serve it on the CPU, or without")
     from beamline.serving.backends.gpu import GpuBackend
@@ -74,4 +76,4 @@ def _on_gpu(
         return gpu, plans, plans.plans.cache_buckets
     from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 
-    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options), None
+    return gpu, OnnxRuntimeCudaRunner(folder, manifest, device.number, gpu.stream, options, owner=gpu), None

@@ -3,6 +3,9 @@
 A step is: one upload of what the host adds, one launch, a few small copies that make its outputs the next step's
 inputs, and one download of what the host wants to see. Nothing of it waits. `launch` asks for a step and `collect`
 waits for the oldest one, so that the host can look at one step while the device does the next.
+
+Requests come and go, so hardly two steps would have the same shape. Where launches can be recorded, they are padded to
+a few sizes, so that the same ones recur: idle rows compute what the first row does, into entries that nobody sees.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphRunner, TensorSpec, named_sizes
+from beamline.serving.backends.device import SCRATCH_BYTES, DeviceTensor, Gpu, GraphRunner, TensorSpec, named_sizes
 from beamline.serving.backends.one_shot import GpuGraphs
-from beamline.serving.backends.slots import FROM_HOST, SlotBackend, next_of, sizes_at
+from beamline.serving.backends.padding import padded_count, padded_step
+from beamline.serving.backends.slots import FROM_HOST, Memory, SlotBackend, next_of, sizes_at
 from beamline.serving.backends.staging import Staging
-from beamline.serving.contract.backend import Shape, StepInputs, StepOutputs
+from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.contract.manifest import Manifest
+from beamline.serving.contract.stats import DeviceStats
 from beamline.serving.errors import ComputeError
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
-_USUAL_EDITS = 64  # per beam; room for longer lists is made when they come
+_USUAL_EDITS = 64  # per beam of all slots; room for longer lists is made when they come
+_ARRAYS_OF_SCORES = 3  # that a step has at once
+_SHORT_LISTS = 256  # steps without longer ones, after which that room is given back
 _HOST_OUTPUTS = tuple(each.name for each in fields(StepOutputs))
 
 
@@ -35,6 +43,17 @@ class _Launch:
     inputs: Mapping[str, DeviceTensor]
     outputs: Mapping[str, DeviceTensor]
     count: int = 0
+    recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One that is in flight. Of the arrays, only the first rows are a request's."""
+
+    mark: Any
+    arrays: Mapping[str, NDArray[Any]]
+    batch: int
+    reported: int
 
 
 class GpuBackend(SlotBackend):
@@ -46,9 +65,11 @@ class GpuBackend(SlotBackend):
         outputs = {each.name: each for each in self._step.outputs}
         self._seen = {name: _output_of(name, outputs) for name in _HOST_OUTPUTS}
         self._launches: OrderedDict[object, _Launch] = OrderedDict()
-        self._in_flight: deque[tuple[Any, dict[str, NDArray[Any]]]] = deque()
+        self._in_flight: deque[_Step] = deque()
         self._turn = 0
-        self._input_blocks: list[Staging] = []
+        # Slots that nobody has and that may be computed with, at these sizes of K, C and S.
+        self._idle: dict[int, tuple[int, int, int]] = {}
+        self._steps = self._replayed = 0
 
     def allocate(self, slots: int, largest: Shape) -> int:
         nbytes = super().allocate(slots, largest)
@@ -56,18 +77,39 @@ class GpuBackend(SlotBackend):
         outputs = {each.name: each for each in self._step.outputs}
         # What the host sees comes first: only that part is brought over.
         carried = sorted((next_of(each) for each in self._carried), key=lambda name: name not in self._seen.values())
-        self._next_values = Staging(self._gpu, [outputs[name] for name in carried], sizes)
         reports = [name for name in self._seen.values() if name is not None and not _is_next(name)]
-        self._reports = Staging(self._gpu, [outputs[name] for name in reports], sizes)
-        self._largest = largest
-        self._make_room_for_edits(_USUAL_EDITS)
+        nexts, reported = [outputs[name] for name in carried], [outputs[name] for name in reports]
+        self._next_values = Staging(self._gpu, nexts, Staging.bytes_for(nexts, sizes))
+        self._reports = Staging(self._gpu, reported, Staging.bytes_for(reported, sizes))
+        self._usual_inputs = Staging.bytes_for(self._from_host, sizes_at(largest, E=_USUAL_EDITS))
+        self._slots = slots
+        self._make_room(self._usual_inputs)
+        # So that no change of layout ever needs more than there is.
+        self._gpu.reserve(max(arena.scratch_bytes for arena in self._arenas.values()), 8 * largest.cache)
         return nbytes + self._next_values.nbytes + self._reports.nbytes + self._inputs.nbytes
 
-    def _make_room_for_edits(self, longest: int) -> None:
-        self._longest_edits = longest
-        self._inputs = Staging(self._gpu, self._from_host, sizes_at(self._largest, E=longest))
-        self._input_blocks.append(self._inputs)  # a step in flight still reads from the last one
+    def needed_bytes(self, slots: int, largest: Shape) -> int:
+        """With what the host adds and sees, scratch memory, and what a step computes in between: a few arrays of scores
+        for all words."""
+        sizes = sizes_at(largest, E=_USUAL_EDITS)
+        arenas = super().needed_bytes(slots, largest)
+        staged = Staging.bytes_for((*self._from_host, *self._step.outputs[: len(self._carried)]), sizes)
+        words = 4 * slots * largest.beams * self.manifest.vocabulary.target_size
+        return arenas + 2 * staged + min(arenas, SCRATCH_BYTES) + _ARRAYS_OF_SCORES * words
+
+    def _make_room(self, nbytes: int) -> None:
+        """For what the host adds. A step in flight still reads from the old room: it is freed behind that."""
+        self._inputs = Staging(self._gpu, self._from_host, nbytes)
         self._launches.clear()
+        self._since_long = 0
+
+    def place(self, slot: int, memory: Memory, start: Start) -> None:
+        self._idle.pop(slot, None)
+        super().place(slot, memory, start)
+
+    def move(self, source: int, target: int) -> None:
+        self._idle.pop(target, None)
+        super().move(source, target)
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -79,64 +121,114 @@ class GpuBackend(SlotBackend):
         """Asks for a step of the current shape. At most two may be in flight."""
         if len(self._in_flight) > 1:
             raise ComputeError("two steps are in flight already")
+        batch, reported = self._shape.batch, len(inputs.report_rows)
+        if self._runner.records:
+            inputs = padded_step(inputs, padded_count(batch, self._slots))
+            self._idle_up_to(len(inputs.forced))
         values = {spec.name: getattr(inputs, spec.name) for spec in self._from_host}
-        launch = self._prepared(values)
+        launch = self._prepared(values, len(inputs.forced))
         self._inputs.upload(launch.inputs, values, self._turn)
         launch.call()
+        self._steps += 1
+        self._replayed += launch.recorded
+        self._carry(launch, batch)
         if launch.count == 1 and self._runner.records:
-            launch.call = self._gpu.record(launch.call) or launch.call
+            recording = self._gpu.record(launch.call)
+            launch.call, launch.recorded = recording or launch.call, recording is not None
         launch.count += 1
-        carried = self._next_values.download(self._visible_next(launch), self._turn)
-        reported = self._reports.download(self._visible_reports(launch), self._turn)
-        self._in_flight.append((self._gpu.mark(), carried | reported))
+        carried = self._next_values.download(self._visible(launch, of_next=True), self._turn)
+        reports = self._reports.download(self._visible(launch, of_next=False), self._turn)
+        self._in_flight.append(_Step(self._gpu.mark(), carried | reports, batch, reported))
         self._turn = 1 - self._turn
+
+    def _carry(self, launch: _Launch, batch: int) -> None:
+        """Outputs become the next step's inputs, for the rows that are requests."""
+        for spec in self._carried:
+            source = launch.outputs[next_of(spec)]
+            nbytes = batch * (source.nbytes // source.shape[0])
+            self._gpu.copy(self._arenas[spec.name].address, source.address, nbytes)
 
     def collect(self) -> StepOutputs:
         """What the oldest step gave. The arrays are valid until the next launch but one."""
-        mark, arrays = self._in_flight.popleft()
-        self._gpu.wait(mark)
-        return StepOutputs(**{name: arrays[output] for name, output in self._seen.items() if output is not None})
+        step = self._in_flight.popleft()
+        self._gpu.wait(step.mark)
+        found = {}
+        for name, output in self._seen.items():
+            if output is not None:
+                rows = step.reported if name.startswith("top_") else step.batch
+                found[name] = step.arrays[output][:rows]
+        return StepOutputs(**found)
 
     def forget_launches(self) -> None:
-        """Nobody will collect what was asked for: a step has failed."""
-        self._in_flight.clear()
+        """Nobody will collect what was asked for: a step has failed. What is still on its way reads and writes memory
+        that the next one will use, so it is waited for."""
+        while self._in_flight:
+            self._gpu.forget(self._in_flight.popleft().mark)
+        self._gpu.finish()
 
-    def _visible_next(self, launch: _Launch) -> dict[str, DeviceTensor]:
-        names = [name for name in self._seen.values() if name is not None and _is_next(name)]
+    def device_stats(self) -> DeviceStats:
+        memory = self._gpu.memory()
+        return DeviceStats(
+            memory.used,
+            memory.reserved,
+            memory.free,
+            self._steps,
+            self._replayed,
+            self._gpu.copies,
+            self._gpu.copied_bytes,
+            self._gpu.waits,
+        )
+
+    def _visible(self, launch: _Launch, of_next: bool) -> dict[str, DeviceTensor]:
+        names = [name for name in self._seen.values() if name is not None and _is_next(name) == of_next]
         return {name: launch.outputs[name] for name in names}
 
-    def _visible_reports(self, launch: _Launch) -> dict[str, DeviceTensor]:
-        names = [name for name in self._seen.values() if name is not None and not _is_next(name)]
-        return {name: launch.outputs[name] for name in names}
-
-    def _prepared(self, values: Mapping[str, NDArray[Any]]) -> _Launch:
+    def _prepared(self, values: Mapping[str, NDArray[Any]], batch: int) -> _Launch:
         counts = {spec.name: values[spec.name].shape for spec in self._from_host}
-        edits = named_sizes(self._from_host, counts).get("E", 0)
-        if edits > self._longest_edits:
-            self._make_room_for_edits(4 * edits)
-        key = (self._shape, tuple(counts.values()))
-        launch = self._launches.pop(key, None) or self._prepare(counts)
+        shape = Shape(batch, self._shape.beams, self._shape.cache, self._shape.source)
+        sizes = sizes_at(shape, **named_sizes(self._from_host, counts))
+        self._fit_inputs(Staging.bytes_for(self._from_host, sizes))
+        key = (shape, tuple(counts.values()))
+        launch = self._launches.pop(key, None) or self._prepare(batch, sizes)
         self._launches[key] = launch
         if len(self._launches) > _MOST_LAUNCHES:
             self._launches.popitem(last=False)
         return launch
 
-    def _prepare(self, counts: Mapping[str, tuple[int, ...]]) -> _Launch:
-        sizes = sizes_at(self._shape, **named_sizes(self._from_host, counts))
-        batch = self._shape.batch
+    def _fit_inputs(self, nbytes: int) -> None:
+        """Room for long lists of edits is made when they come, and given back when none has come for a while."""
+        if nbytes > self._inputs.nbytes:
+            self._make_room(1 << (nbytes - 1).bit_length())
+        elif nbytes > self._usual_inputs:
+            self._since_long = 0
+        elif self._inputs.nbytes > 2 * self._usual_inputs:
+            self._since_long += 1
+            if self._since_long >= _SHORT_LISTS:
+                self._make_room(self._usual_inputs)
+
+    def _prepare(self, batch: int, sizes: Mapping[str, int]) -> _Launch:
         inputs = self._inputs.tensors(sizes)
         outputs = {**self._next_values.tensors(sizes), **self._reports.tensors(sizes)}
         arenas = {name: arena.tensor(batch) for name, arena in self._arenas.items()}
         caches = {next_of(spec): arenas[spec.name] for spec in self._caches}
-        graph = self._runner.prepare("step", {**arenas, **inputs, **outputs, **caches}, keep=True)
-        copies = [(arenas[spec.name], outputs[next_of(spec)]) for spec in self._carried]
-
-        def call() -> None:
-            graph()
-            for target, source in copies:
-                self._gpu.copy(target.address, source.address, source.nbytes)
-
+        call = self._runner.prepare("step", {**arenas, **inputs, **outputs, **caches}, keep=True)
         return _Launch(call, inputs, outputs)
+
+    def _idle_up_to(self, rows: int) -> None:
+        """Rows behind the requests' compute what the first does: numbers, whatever is in memory. What they add to their
+        caches lies at the end, where nobody's entries are: not even those of a prompt that waits there for its turn."""
+        shape = self._shape
+        now = (shape.beams, shape.cache, shape.source)
+        for slot in range(shape.batch, rows):
+            if self._idle.get(slot) == now:
+                continue
+            for spec in (*self._carried, *self._fixed, *self._memory):
+                self._arenas[spec.name].move(0, slot)
+            if "write_index" in self._arenas:
+                self._arenas["write_index"].write(slot, np.array([shape.cache - shape.beams], np.int64))
+            self._idle[slot] = now
+        for slot in range(shape.batch):
+            self._idle.pop(slot, None)
 
 
 def _is_next(name: str) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import DeviceTensor
+from beamline.serving.backends.device import DeviceTensor, Pitches
 from beamline.serving.contract.backend import Ints
 
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
@@ -61,13 +62,27 @@ class HostMemory:
         np.ndarray(array.shape, array.dtype, _ADDRESSES, address - _FIRST)[...] = array
 
     def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
+        # What is about to be overwritten is read first.
         if rows == 1:
             ctypes.memmove(target, source, nbytes)
         else:
             _bytes(target, nbytes, rows, pitches[0])[...] = _bytes(source, nbytes, rows, pitches[1])
 
-    # Both ways, what is about to be overwritten is read first.
-    move = copy
+    def relayout(
+        self,
+        address: int,
+        slots: int,
+        rows: int,
+        nbytes: int,
+        old: Pitches,
+        new: Pitches,
+        clear: Callable[[int | None], None] | None,
+    ) -> None:
+        # The old and the new places overlap: in this order, no slot is written to before it was read.
+        for slot in reversed(range(slots)) if new.slot > old.slot else range(slots):
+            self.copy(address + slot * new.slot, address + slot * old.slot, nbytes, rows, (new.row, old.row))
+            if clear is not None:
+                clear(slot)
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
         item = np.dtype((np.void, entry))

@@ -21,6 +21,8 @@ from beamline.serving.backends.device import (
     sizes_of,
 )
 
+_LEAST_RESULTS = 64 * 2**10  # bytes of pinned memory
+
 
 class _Owner:
     """Device memory that lives as long as somebody points to this."""
@@ -37,6 +39,7 @@ class GpuGraphs:
         self._device = device
         self._runner = runner
         self.max_slots = runner.max_slots
+        self._host: NDArray[np.uint8] | None = None
 
     def spec(self, graph: str) -> GraphSpec:
         return self._runner.spec(graph)
@@ -50,13 +53,28 @@ class GpuGraphs:
     def fetch(self, graph: str, feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Waits for the results."""
         tensors, owner = self.run(graph, feeds)
-        arrays = {}
+        places, end = {}, 0
         for name in names:
-            arrays[name] = np.empty(tensors[name].shape, tensors[name].dtype)
-            self._device.download(arrays[name], tensors[name].address)
+            places[name] = end
+            end += aligned(tensors[name].nbytes)
+        host = self._host_memory(end)
+        for name, begin in places.items():
+            self._device.download(host[begin : begin + tensors[name].nbytes], tensors[name].address)
         self._device.wait(self._device.mark())
         del owner
-        return arrays
+        return {
+            name: host[begin : begin + tensors[name].nbytes]
+            .view(tensors[name].dtype)
+            .reshape(tensors[name].shape)
+            .copy()
+            for name, begin in places.items()
+        }
+
+    def _host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        """Pinned, as a GPU copies to without a detour; kept for the next results."""
+        if self._host is None or len(self._host) < nbytes:
+            self._host = self._device.pinned(max(_LEAST_RESULTS, 1 << (nbytes - 1).bit_length()))
+        return self._host
 
     def run(
         self, graph: str, feeds: Mapping[str, NDArray[Any]], bound: Mapping[str, DeviceTensor] | None = None

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec, Tensors
 from beamline.serving.backends.host import tensor_of
-from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
+from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.manifest import AnyManifest, File
 from beamline.serving.errors import ModelError
 
@@ -26,8 +27,17 @@ Rewrite = Callable[[onnx.ModelProto], onnx.ModelProto]  # may change the graph; 
 class CpuGraphs:
     """Each is opened when it is first asked for. `rewrites` are made of all of them, at load."""
 
-    def __init__(self, folder: Path, manifest: AnyManifest, threads: int, rewrites: Sequence[Rewrite] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: AnyManifest,
+        threads: int,
+        rewrites: Sequence[Rewrite] = (),
+        weights: Weights | None = None,
+    ) -> None:
+        """`weights`: where several share them."""
         self.max_slots: int | None = None  # as many as fit
+        self.weights = weights or Weights(folder, manifest)
         self._folder = folder
         self._files: dict[str, File | None] = dict(manifest.graphs)
         self._threads = threads
@@ -36,7 +46,7 @@ class CpuGraphs:
 
     def open(self, graph: str, *rewrites: Rewrite, model: onnx.ModelProto | None = None) -> ort.InferenceSession:
         """With more rewrites, or from a model that was made of the graph."""
-        session = open_session(self.path(graph), self._threads, (*self._rewrites, *rewrites), model)
+        session = open_session(self.path(graph), self.weights, self._threads, (*self._rewrites, *rewrites), model)
         self._sessions[graph] = session
         return session
 
@@ -84,9 +94,13 @@ class CpuGraphs:
 
 
 def open_session(
-    path: Path, threads: int, rewrites: Sequence[Rewrite] = (), model: onnx.ModelProto | None = None
+    path: Path,
+    weights: Weights,
+    threads: int,
+    rewrites: Sequence[Rewrite] = (),
+    model: onnx.ModelProto | None = None,
 ) -> ort.InferenceSession:
-    """`model`: what was made of the graph that stands there; its weights still do."""
+    """`model`: what was made of the graph that stands there."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -98,26 +112,16 @@ def open_session(
     # What stays behind a DequantizeLinear must not become a product of the runtime's own, slower choice.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
-        graph: str | bytes = str(path)
-        if rewrites and model is None:
-            model = onnx.load(path, load_external_data=False)
-        if model is not None:
-            for rewrite in rewrites:
-                model = rewrite(model)
-            folder = _where_weights_are(model, path.parent)
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-            graph = model.SerializeToString()
-        return ort.InferenceSession(
-            graph, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_SLOWER)
-        )
+        model = read_graph(path) if model is None else model
+        for rewrite in rewrites:
+            model = rewrite(model)
+        with weights.in_memory():
+            weights.hand_over(model, options)
+            return ort.InferenceSession(
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(_SLOWER),
+            )
     except Exception as error:
         raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
-
-
-def _where_weights_are(model: onnx.ModelProto, folder: Path) -> Path:
-    """The folder, links followed: to a graph that is given as bytes, the runtime reads no weights from elsewhere."""
-    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"]
-    for entry in entries:
-        file = (folder / entry.value).resolve()
-        entry.value = file.name
-    return file.parent if entries else folder

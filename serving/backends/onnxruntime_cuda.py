@@ -13,20 +13,28 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec
-from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec
+from beamline.serving.backends.onnxruntime_cpu import Rewrite
+from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
+from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.manifest import AnyManifest, Manifest
-from beamline.serving.errors import ModelError
+from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
+from beamline.serving.rewrites.scatters import with_scatters_in_place
+from beamline.serving.rewrites.sizes import with_sizes_by_range
 
+# So that a step copies nothing that grows with the vocabulary, and waits for nothing.
+STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_place)
+_NO_MEMORY = ("failed to allocate memory", "out of memory")  # what its errors say then
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
 _BREAKS_HALF = ("MatmulTransposeFusion",)
 
 
 class OnnxRuntimeCudaRunner:
     """`place` is where tensors are: cuda, or cpu in a test that runs the same code on host memory, where `launch` puts
-    a run into the order that a stream would give it."""
+    a run into the order that a stream would give it.
 
-    records = False  # the provider has CUDA graphs of its own, for one shape per session only
+    A step can be recorded as a CUDA graph, by us: it runs on our stream, its sizes are computed by the host when it is
+    recorded, and it copies nothing from pageable memory. The provider's own recording is for one shape per session."""
 
     def __init__(
         self,
@@ -37,8 +45,11 @@ class OnnxRuntimeCudaRunner:
         options: Mapping[str, str] | None = None,
         place: str = "cuda",
         launch: Callable[[Callable[[], None]], None] = lambda work: work(),
+        owner: object = None,
     ) -> None:
+        """`owner`: whose stream it is. Sessions still use it when they are closed, so it goes after them."""
         self.max_slots: int | None = None  # as many as fit
+        self.records = place == "cuda"
         self._launch = launch
         self._folder = folder
         self._manifest = manifest
@@ -46,9 +57,12 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
-        for name, file in manifest.graphs:
-            if file is not None and name != "score":  # on first use
-                self._session(name)
+        self._weights = Weights(folder, manifest)
+        with self._weights.in_memory():
+            for name, file in manifest.graphs:
+                if file is not None and name != "score":  # on first use
+                    self._session(name)
+        self._owner = owner  # the last attribute, which is let go last
 
     def spec(self, graph: str) -> GraphSpec:
         return graph_spec(self._session(graph))
@@ -69,7 +83,12 @@ class OnnxRuntimeCudaRunner:
         options = _run_options()
 
         def run() -> None:
-            session.run_with_iobinding(binding, options)
+            try:
+                session.run_with_iobinding(binding, options)
+            except Exception as error:
+                if _is_about_memory(error):
+                    raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
+                raise ComputeError(f"GPU {self._device}: {graph} failed: {error}") from error
 
         return lambda: self._launch(run)
 
@@ -78,7 +97,10 @@ class OnnxRuntimeCudaRunner:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
-            self._sessions[graph] = open_session(path, self._providers, self._place, without)
+            rewrites = STEP_REWRITES if graph == "step" else ()
+            with self._weights.in_memory():
+                opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
+            self._sessions[graph] = opened
         return self._sessions[graph]
 
 
@@ -107,8 +129,15 @@ def provider_options(device: int, stream: int, options: Mapping[str, str] | None
     }
 
 
-def open_session(path: Path, providers: list[Any], place: str, without: Sequence[str] = ()) -> ort.InferenceSession:
-    """`without` are optimisations of ONNX Runtime's that are left out."""
+def open_session(
+    path: Path,
+    providers: list[Any],
+    place: str,
+    without: Sequence[str] = (),
+    weights: Weights | None = None,
+    rewrites: Sequence[Rewrite] = (),
+) -> ort.InferenceSession:
+    """`without` are optimisations of ONNX Runtime's that are left out. A graph without `weights` has all it needs."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
     settings.enable_mem_pattern = False  # shapes change from step to step
@@ -120,15 +149,29 @@ def open_session(path: Path, providers: list[Any], place: str, without: Sequence
     else:
         settings.intra_op_num_threads = 1
     try:
+        graph = read_graph(path)
+        for rewrite in rewrites:
+            graph = rewrite(graph)
+        if weights is not None:
+            weights.hand_over(graph, settings)
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
-            str(path), settings, providers=providers, disabled_optimizers=list(without), enable_fallback=0
+            graph.SerializeToString(),
+            settings,
+            providers=providers,
+            disabled_optimizers=list(without),
+            enable_fallback=0,
         )
     except Exception as error:
-        raise ModelError(f"{path} can't be loaded by ONNX Runtime: {error}") from error
+        kind = OutOfMemory if _is_about_memory(error) else ModelError
+        raise kind(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
-        _check_placement(path, session, said)
+        _check_placement(path, graph, session, said)
     return session
+
+
+def _is_about_memory(error: Exception) -> bool:
+    return any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 @functools.cache
@@ -141,7 +184,7 @@ def preload() -> str:
     return said.getvalue().strip()
 
 
-def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> None:
+def _check_placement(path: Path, graph: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:
     """A graph of which a part would run on the CPU is refused, instead of being quietly slow."""
     if CUDA not in session.get_providers():
         raise ModelError(
@@ -151,7 +194,7 @@ def _check_placement(path: Path, session: ort.InferenceSession, said: str) -> No
     placed = placement(session)
     if not any(node.on_cpu for node in placed):
         return
-    wrong = misplaced(onnx.load(path, load_external_data=False).graph, placed)
+    wrong = misplaced(graph.graph, placed)
     if wrong:
         raise ModelError(
             f"{path}: ONNX Runtime's CUDA provider would leave {describe(wrong)} to the CPU, where only arithmetic on "

@@ -1,17 +1,29 @@
-"""Between our tensors and ONNX Runtime's: types, names of axes, and binding by address."""
+"""Between us and ONNX Runtime: graphs as they are read, types, names of axes, and binding by address."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.device import DeviceTensor, GraphSpec, TensorSpec
+from beamline.serving.contract.files import read_bytes
+from beamline.serving.errors import ModelError
 
 # The numbers of the types, because NumPy has no bfloat16.
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
 _NAMES = {"tensor(float)": "float32"}
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Without its weights."""
+    try:
+        return onnx.load_model_from_string(read_bytes(path))
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error
 
 
 def graph_spec(session: ort.InferenceSession) -> GraphSpec:

@@ -52,14 +52,14 @@ class PrefillCache:
         self._caches = caches
         self._device = device
         self._rows = len(known)
-        self._most = most
+        self._most = max(1, most)  # also for a prompt of which nothing is to be known before its last token
         self._entries = 0
         self._arenas: Sequence[Arena] = ()
         self.tensors: Mapping[str, DeviceTensor] = {}
         self._growth: Iterator[None] | None = None
         self._known = [(row, prefix) for row, prefix in enumerate(known) if prefix is not None and prefix.length]
         if device.part is None:
-            self.grow(most)
+            self.grow(self._most)
         elif not self._known:
             self._settle(self._make(self._size(0)))
 

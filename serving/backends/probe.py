@@ -1,13 +1,14 @@
 """What this machine can really run, found out without harm.
 
-The order matters. `cudaGetDeviceCount` is safe anywhere; a TensorRT runtime made where there is no driver crashes the
-process later; ONNX Runtime lists CUDA wherever it was compiled in, and falls back to the CPU in silence.
+The order matters. CUDA's driver answers anywhere, or is not there; a TensorRT runtime made where there is no driver
+crashes the process later; ONNX Runtime lists CUDA wherever it was compiled in, and falls back to the CPU in silence.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +26,46 @@ class Probe:
     driver: str  # the CUDA version that the driver knows, or ""
 
 
+class _Refused(Exception):
+    pass
+
+
 def probe() -> Probe:
     try:
-        from cuda.bindings import runtime as cuda
+        from cuda.bindings import driver as cuda
     except ImportError:
         return Probe((), "cuda-bindings is not installed", "")
-    _, version = cuda.cudaDriverGetVersion()
-    driver = f"{version // 1000}.{version % 1000 // 10}" if version else ""
-    error, count = cuda.cudaGetDeviceCount()
-    if error != cuda.cudaError_t.cudaSuccess:
-        return Probe((), _explain(cuda, error), driver)
-    devices = []
-    for number in range(count):
-        error, properties = cuda.cudaGetDeviceProperties(number)
-        if error != cuda.cudaError_t.cudaSuccess:
-            return Probe((), _explain(cuda, error), driver)
-        name = properties.name.decode() if isinstance(properties.name, bytes) else str(properties.name)
-        devices.append(
-            CudaDevice(
-                number, name.rstrip("\0"), f"{properties.major}{properties.minor}", int(properties.totalGlobalMem)
-            )
-        )
-    return Probe(tuple(devices), "" if devices else "the driver knows of no GPU", driver)
+    version = ""
+    try:
+        _ask(cuda, cuda.cuInit(0))
+        number = _ask(cuda, cuda.cuDriverGetVersion())
+        version = f"{number // 1000}.{number % 1000 // 10}"
+        devices = tuple(_device(cuda, each) for each in range(_ask(cuda, cuda.cuDeviceGetCount())))
+    except _Refused as error:
+        return Probe((), str(error), version)
+    except RuntimeError:  # the library itself is missing
+        return Probe((), "there is no NVIDIA driver", "")
+    return Probe(devices, "" if devices else "the driver knows of no GPU", version)
 
 
-def _explain(cuda: object, error: object) -> str:
-    code = cuda.cudaError_t  # type: ignore[attr-defined]
-    if error == code.cudaErrorInsufficientDriver:
-        return "there is no NVIDIA driver, or it is older than the CUDA libraries"
-    if error == code.cudaErrorNoDevice:
-        return "the driver knows of no GPU"
-    _, text = cuda.cudaGetErrorString(error)  # type: ignore[attr-defined]
-    return f"CUDA says: {text.decode() if isinstance(text, bytes) else text}"
+def _device(cuda: Any, number: int) -> CudaDevice:
+    device = _ask(cuda, cuda.cuDeviceGet(number))
+    name = _ask(cuda, cuda.cuDeviceGetName(128, device))
+    wanted = cuda.CUdevice_attribute
+    major = _ask(cuda, cuda.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+    minor = _ask(cuda, cuda.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+    memory = int(_ask(cuda, cuda.cuDeviceTotalMem(device)))
+    return CudaDevice(number, name.decode().split("\0")[0], f"{major}{minor}", memory)
+
+
+def _ask(cuda: Any, answer: tuple[Any, ...]) -> Any:
+    error, *values = answer
+    if error == cuda.CUresult.CUDA_SUCCESS:
+        return values[0] if values else None
+    if error == cuda.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise _Refused("the driver knows of no GPU")
+    _, text = cuda.cuGetErrorString(error)
+    raise _Refused(f"CUDA says: {text.decode() if isinstance(text, bytes) else text}")
 
 
 def installed(package: str) -> str | None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.arena import Arena
-from beamline.serving.backends.device import Device, DeviceTensor, Graphs, TensorSpec, check_slots
+from beamline.serving.backends.arena import Arena, Layout
+from beamline.serving.backends.device import Device, DeviceTensor, Graphs, TensorSpec, aligned, check_slots
 from beamline.serving.backends.padding import pad, score_feeds
 from beamline.serving.backends.prefill_cache import PrefillCache, Prefix, by_parts, populate_part
 from beamline.serving.contract.backend import DEAD, Floats, PromptChunk, Scored, Shape, Source, Start, StepInputs
@@ -78,6 +78,12 @@ class SlotBackend:
             fill = np.array(DEAD) if spec.name == "scores" else None
             self._arenas[spec.name] = Arena(spec, slots, sizes, self._device, fill, masked=spec in self._caches)
         return sum(arena.nbytes for arena in self._arenas.values())
+
+    def needed_bytes(self, slots: int, largest: Shape) -> int:
+        """What `allocate` would take of the device, about."""
+        sizes = sizes_at(largest)
+        specs = (*self._carried, *self._fixed, *self._memory, *self._caches)
+        return sum(aligned(slots * Layout(spec, sizes).slot) for spec in specs)
 
     def resize(self, shape: Shape, rows: int) -> bool:
         if shape == self._shape:

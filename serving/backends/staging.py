@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,17 +16,17 @@ from beamline.serving.backends.device import DeviceTensor, Gpu, TensorSpec, alig
 class Staging:
     """Room on the device, and twice on the host: while one of the host's is read, the device fills the other."""
 
-    def __init__(self, device: Gpu, specs: Iterable[TensorSpec], largest: Mapping[str, int]) -> None:
+    def __init__(self, device: Gpu, specs: Iterable[TensorSpec], nbytes: int) -> None:
         self._specs = tuple(specs)
         self._device = device
-        nbytes = sum(aligned(self._bytes(spec, largest)) for spec in self._specs)
         self.nbytes = aligned(max(1, nbytes))
         self.address = device.allocate(self.nbytes)
+        weakref.finalize(self, device.free, self.address)
         self._host = [device.pinned(self.nbytes) for _ in range(2)]
 
     @staticmethod
-    def _bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
-        return math.prod(sizes_of(spec.axes, sizes)) * item_bytes(spec.dtype)
+    def bytes_for(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> int:
+        return sum(aligned(math.prod(sizes_of(spec.axes, sizes)) * item_bytes(spec.dtype)) for spec in specs)
 
     def tensors(self, sizes: Mapping[str, int]) -> dict[str, DeviceTensor]:
         """Where each lies at these sizes. The same sizes give the same addresses."""

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
-from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ class Context(Protocol):
 
     def enqueue(self) -> bool:
         """On the device's stream."""
+
+    def last_error(self) -> str:
+        """What the library said last, where it refused something."""
 
 
 class Engine(Protocol):
@@ -62,6 +66,7 @@ class TensorRtRunner:
         for key in self.plans.cards:
             if key[0] != "score":  # on first use
                 self._engine(key)
+        self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:
         """As in the portable graph: the axis of the cache has its name."""
@@ -156,15 +161,18 @@ def _check_binding(card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> None:
 def _bind(context: Context, card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> None:
     for each in card.inputs:
         if not context.set_shape(each.name, tensors[each.name].shape):
-            raise ComputeError(f"{card.title}: TensorRT refused {each.name} as {tensors[each.name].shape}")
+            shape = tensors[each.name].shape
+            raise ComputeError(f"{card.title}: TensorRT refused {each.name} as {shape}: {context.last_error()}")
     for each in (*card.inputs, *card.outputs):
         if not context.set_address(each.name, tensors[each.name].address):
-            raise ComputeError(f"{card.title}: TensorRT refused the address of {each.name}")
+            raise ComputeError(f"{card.title}: TensorRT refused the address of {each.name}: {context.last_error()}")
 
 
 def _enqueue(context: Context, card: PlanCard) -> None:
     if not context.enqueue():
-        raise ComputeError(f"{card.title}: TensorRT could not run it")
+        why = context.last_error()
+        kind = OutOfMemory if "memory" in why.lower() else ComputeError
+        raise kind(f"{card.title}: TensorRT could not run it: {why}")
 
 
 # -- the library itself ----------------------------------------------------------------------------------------------
@@ -187,7 +195,7 @@ class LibraryRuntime:
 
     def load(self, path: Path, card: PlanCard) -> Engine:
         self._logger.errors.clear()
-        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        engine = self._runtime.deserialize_cuda_engine(read_bytes(path))
         if engine is None:
             why = "; ".join(self._logger.errors) or "it does not say why"
             advice = "; run `beamline build --rebuild`" if _rebuild_helps(why) else ""
@@ -195,14 +203,15 @@ class LibraryRuntime:
         for output, source in card.aliases.items():
             if engine.get_aliased_input_tensor(output) != source:
                 raise ModelError(f"{path} does not write {output} where {source} is; run `beamline build --rebuild`")
-        return _LibraryEngine(self._library, engine, self._stream, whole_graphs=not self.records)
+        return _LibraryEngine(self._library, engine, self._stream, self._logger, whole_graphs=not self.records)
 
 
 class _LibraryEngine:
-    def __init__(self, library: Any, engine: Any, stream: int, whole_graphs: bool) -> None:
+    def __init__(self, library: Any, engine: Any, stream: int, logger: Any, whole_graphs: bool) -> None:
         self._library = library
         self._engine = engine
         self._stream = stream
+        self._logger = logger
         self._whole_graphs = whole_graphs
         self.activation_bytes = int(engine.device_memory_size_v2)
 
@@ -216,15 +225,19 @@ class _LibraryEngine:
         else:
             context = self._engine.create_execution_context(strategy)
         if context is None:
-            raise ModelError("TensorRT could not make an execution context: there is too little GPU memory")
+            raise OutOfMemory(f"TensorRT could not make an execution context: {_last(self._logger)}")
         context.set_device_memory(activations, self.activation_bytes)
-        return _LibraryContext(context, self._stream)
+        return _LibraryContext(context, self._stream, self._logger)
 
 
 class _LibraryContext:
-    def __init__(self, context: Any, stream: int) -> None:
+    def __init__(self, context: Any, stream: int, logger: Any) -> None:
         self._context = context
         self._stream = stream
+        self._logger = logger
+
+    def last_error(self) -> str:
+        return _last(self._logger)
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         return bool(self._context.set_input_shape(name, shape))
@@ -241,6 +254,10 @@ class _LibraryContext:
 _OF_THE_PLAN = ("rebuild", "incompatible with", "version tag", "magic tag")
 
 
+def _last(logger: Any) -> str:
+    return logger.errors[-1] if logger.errors else "it does not say why"
+
+
 def _rebuild_helps(why: str) -> bool:
     return any(words in why.lower() for words in _OF_THE_PLAN)
 
@@ -255,7 +272,7 @@ def _logger(library: Any) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if levels.get(severity.name) == logging.ERROR:
-                self.errors.append(message)
+                self.errors = [*self.errors[-9:], message]
             log.log(levels.get(severity.name, logging.DEBUG), "%s", message)
 
     return Listener()

@@ -77,3 +77,14 @@ def _folder(repository: Path, name: str) -> Path:
     if len(defaults or folders) != 1:
         raise BeamlineError(f"{repository} has several models: name one with --model, of {', '.join(folders)}")
     return (defaults or list(folders.values()))[0]
+
+
+def add_languages(parser: argparse.ArgumentParser) -> None:
+    what = "for a model that knows several: as its checkpoint writes it, or as BCP-47 does"
+    parser.add_argument("--source-language", default="", metavar="CODE", help=what)
+    parser.add_argument("--target-language", default="", metavar="CODE", help="the same")
+
+
+def languages_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a method that say which languages."""
+    return {name: value for name in ("source_language", "target_language") if (value := getattr(args, name))}

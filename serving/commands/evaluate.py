@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from beamline.client import Client
-from beamline.serving.commands.connection import add_connection, asked, model_of
+from beamline.serving.commands.connection import add_connection, add_languages, asked, languages_of, model_of
 from beamline.serving.commands.lines import blocks_of, progress, sentence_of, two_at_a_time
 from beamline.serving.errors import BeamlineError
 from beamline.types import Translation
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument("--output", type=Path, metavar="F", help="write the translations there")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_languages(parser)
     add_connection(parser)
 
 
@@ -92,7 +93,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _translate(model: Client | LoadedModel, args: argparse.Namespace, sources: Sequence[str]) -> tuple[list[str], int]:
-    options = {**asked(args), "split_sentences": True}
+    options = {**asked(args), **languages_of(args), "split_sentences": True}
     if args.beam is not None:
         options["beam_size"] = args.beam
     translations: list[str] = []

@@ -7,7 +7,9 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from beamline.serving.backends.selection import DEVICE_OPTIONS
@@ -42,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"follow changes in the repository, looking every S seconds ({_WATCH_SECONDS:g})",
     )
-    parser.add_argument("--host", default=config.host, help="address to listen on (%(default)s)")
+    parser.add_argument(
+        "--load-seconds",
+        type=limit,
+        default=config.load_seconds,
+        metavar="S",
+        help="give up loading a model that takes longer; none: never (%(default)s)",
+    )
+    parser.add_argument("--host", type=host, default=config.host, help="address to listen on (%(default)s)")
     parser.add_argument("--grpc-port", type=port, default=config.grpc_port, help="0: any (%(default)s)")
     parser.add_argument("--http-port", type=port, default=8000, help="of the JSON gateway; 0: any (%(default)s)")
     parser.add_argument("--metrics-port", type=port, default=config.metrics_port, help="0: any (%(default)s)")
@@ -78,11 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-message-mib", type=positive, default=config.max_message_bytes // MIB, metavar="N", help="(%(default)s)"
     )
     parser.add_argument(
+        "--max-pending-mib",
+        type=positive,
+        default=config.max_pending_bytes // MIB,
+        metavar="N",
+        help="of requests above 2 KiB that are here at once; more are refused (%(default)s)",
+    )
+    parser.add_argument(
         "--no-early-refusal", action="store_true", help="let requests wait whose deadline will pass meanwhile"
     )
     parser.add_argument(
         "--prefix-cache-mib",
-        type=int,
+        type=none_or_more,
         default=config.prefix_cache_bytes // MIB,
         metavar="N",
         help="prompts that a language model remembers; 0: none (%(default)s)",
@@ -114,6 +130,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.drain_seconds,
         metavar="S",
         help="after SIGTERM, cut off calls that still run then; none: wait as long as they take (%(default)s)",
+    )
+    parser.add_argument(
+        "--write-seconds",
+        type=limit,
+        default=config.write_seconds,
+        metavar="S",
+        help="give up a call whose client takes nothing for so long; none: never (%(default)s)",
     )
     parser.add_argument(
         "--watchdog-seconds",
@@ -187,48 +210,62 @@ def _tls_of(args: argparse.Namespace) -> TlsFiles | None:
     return TlsFiles(args.tls_cert, args.tls_key, args.tls_client_ca)
 
 
-def port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is no port: 0 to 65535")
+def _whole(text: str, lowest: int, highest: int | None = None) -> int:
+    allowed = f"a whole number from {lowest} on" if highest is None else f"a whole number from {lowest} to {highest}"
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be {allowed}") from None
+    if value < lowest or (highest is not None and value > highest):
+        raise argparse.ArgumentTypeError(f"it is {value}; it must be {allowed}")
     return value
+
+
+def _real(text: str, lowest: float, highest: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be {what}") from None
+    if not lowest <= value <= highest:
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be {what}")
+    return value
+
+
+def port(text: str) -> int:
+    return _whole(text, 0, 65535)
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too small: at least 1")
-    return value
+    return _whole(text, 1)
+
+
+def none_or_more(text: str) -> int:
+    return _whole(text, 0)
+
+
+def host(text: str) -> str:
+    name, colon, number = text.rpartition(":")
+    if colon and number.isdigit() and ":" not in name:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be an address without a port: --host {name}")
+    return text.strip("[]")
 
 
 def slowdown(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= MOST_SLOWDOWN:
-        raise argparse.ArgumentTypeError(f"{text} is no slowdown: 1 to {MOST_SLOWDOWN:g}")
-    return value
+    return _real(text, 1, MOST_SLOWDOWN, f"a number from 1 to {MOST_SLOWDOWN:g}")
 
 
 def duration(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no duration")
-    return value
+    return _real(text, 0, sys.float_info.max, "a number, 0 or more")
 
 
 def limit(text: str) -> float | None:
     if text == "none":
         return None
-    try:
-        return duration(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no limit: seconds, or none") from None
+    return _real(text, 0, sys.float_info.max, "a number of seconds, or none")
 
 
 def interval(text: str) -> float:
-    value = duration(text)
-    if value < 0.05:
-        raise argparse.ArgumentTypeError(f"{text} is too short: at least 0.05")
-    return value
+    return _real(text, 0.05, sys.float_info.max, "a number of seconds, at least 0.05")
 
 
 def config_of(args: argparse.Namespace) -> ServeConfig:
@@ -252,7 +289,9 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         default_model=args.default_model,
         all_versions=args.all_versions,
         load=tuple(args.load or ()),
+        load_seconds=args.load_seconds,
         watch_seconds=args.watch,
+        write_seconds=args.write_seconds,
         drain_delay_seconds=args.drain_delay,
         drain_seconds=args.drain_seconds,
         max_connections=args.max_connections,
@@ -266,11 +305,12 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
         max_slots=args.max_slots,
         max_queue=args.max_queue,
         share_prefix_cache=args.share_prefix_cache,
-        prefix_cache_bytes=max(0, args.prefix_cache_mib) * MIB,
+        prefix_cache_bytes=args.prefix_cache_mib * MIB,
         prompt_slowdown=args.prompt_slowdown,
         fake_step_seconds=args.fake_step_ms / 1000,
         fake_slots=args.fake_slots,
         early_refusal=not args.no_early_refusal,
+        max_pending_bytes=args.max_pending_mib * MIB,
         max_message_bytes=args.max_message_mib * MIB,
         text=TextLimits(max_inputs=args.max_texts),
         tls=_tls_of(args),
@@ -304,7 +344,8 @@ async def _serve(config: ServeConfig) -> int:
     server = Server(config)
     # The usual request to look again; by default it would end the process.
     loop.add_signal_handler(signal.SIGHUP, server.look_again)
-    await server.start()
+    if not await _started(server, stop.asked):
+        return 0
     # One line for programs, with the ports as their options name them; everything else goes to standard error.
     ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"
     print(ready, flush=True)
@@ -324,6 +365,22 @@ async def _serve(config: ServeConfig) -> int:
     if not drained:
         log.error("stopped with calls unfinished after %s seconds", config.drain_seconds)
     return 0 if drained else 1
+
+
+async def _started(server: Server, stop: asyncio.Event) -> bool:
+    """False where it was asked to end before: a model may take long to load, or hang."""
+    starting, asked = asyncio.create_task(server.start()), asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if starting.done():
+        starting.result()
+        return True
+    log.info("ending before all models are loaded")
+    _exit_after(_STOP_SECONDS)
+    starting.cancel()
+    with suppress(asyncio.CancelledError):
+        await starting
+    return False
 
 
 async def _ended_by_failure(server: Server, stop: asyncio.Event) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from beamline.serving.commands.connection import asked, model_of
+from beamline.serving.commands.connection import add_languages, asked, languages_of, model_of
 from beamline.serving.commands.lines import add_text_arguments, answers_of, sentence_of
 from beamline.serving.errors import BeamlineError
 from beamline.types import Translation
@@ -19,6 +19,7 @@ HELP = "translate texts"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
+    add_languages(parser)
     parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    options = {**asked(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
+    options = {**asked(args), **languages_of(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
     if args.scores:
         options["return_scores"] = True
     if args.beam is not None:

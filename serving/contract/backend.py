@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.contract.stats import DeviceStats
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 # What an encoder reads: token ids, or, of a model that reads no text, a matrix with a row for each position.
@@ -167,6 +169,16 @@ class PipelinedBackend(Protocol):
 
     def forget_launches(self) -> None:
         """After a failure: nobody will collect what is in flight."""
+
+
+@runtime_checkable
+class MeasuredBackend(Protocol):
+    """What a backend has besides, if its memory is a GPU's."""
+
+    def needed_bytes(self, slots: int, largest: Shape) -> int:
+        """What `allocate` and the steps after it would take, about."""
+
+    def device_stats(self) -> DeviceStats: ...
 
 
 class PooledBackend(Protocol):

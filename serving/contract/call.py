@@ -23,7 +23,7 @@ QUEUE_TIMEOUT = "x-beamline-queue-timeout-ms"
 
 LOWEST_PRIORITY = 3
 DEFAULT_PRIORITY = 1
-_MOST_MILLISECONDS = 24 * 3600 * 1000
+MOST_MILLISECONDS = 24 * 3600 * 1000
 _VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -83,7 +83,7 @@ def call_of(
     answered_by: Callable[[str], None] = _nobody,
 ) -> Call:
     """Raises `InvalidRequest` for a priority or a timeout out of range."""
-    milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, _MOST_MILLISECONDS)
+    milliseconds = header_number(headers, QUEUE_TIMEOUT, 1, MOST_MILLISECONDS)
     priority = header_number(headers, PRIORITY, 0, LOWEST_PRIORITY)
     return Call(
         headers[REQUEST_ID],

@@ -13,6 +13,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from beamline.serving.contract.files import read_text
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import ManifestError
 
 FORMAT_VERSION = 1
@@ -140,6 +142,8 @@ class DecodingDefaults(Record):
     forced_eos_id: Id | None = None  # produced at the length limit, whatever the model says
     # Of decoder-only models; max_length counts the prompt, this only what is generated. None: up to the limit.
     max_new_tokens: int | None = Field(default=None, ge=1)
+    min_new_tokens: int = Field(default=0, ge=0)
+    stop: tuple[str, ...] = ()  # strings before which an answer ends
     temperature: float = Field(default=0.0, ge=0)  # 0: greedy or beam search, no sampling
     top_k: int = Field(default=0, ge=0)  # 0: off
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -169,6 +173,7 @@ class Manifest(Record):
     chat_template: str | None = None  # Jinja, as Hugging Face tokenizers have it
     bos_token: str = ""  # what the chat template may name
     eos_token: str = ""
+    special_tokens: dict[str, str] = Field(default_factory=dict)  # the others that it may name: pad_token, unk_token
     description: str = ""
     created_with: dict[str, str] = Field(default_factory=dict)  # versions of what converted it
 
@@ -281,7 +286,7 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     """The manifest of a version folder, or a `ManifestError` that names the file and what is wrong in it."""
     path = folder / MANIFEST_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except OSError as error:
         raise ManifestError(f"{path} can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -295,8 +300,4 @@ def read_any_manifest(folder: Path) -> AnyManifest:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'manifest'}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise ManifestError(f"{path} is not a valid manifest: {problems}") from error
+        raise ManifestError(f"{path} is not a valid manifest: {sentence_of(error, 'the manifest')}") from error

@@ -19,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.contract.files import open_regular
 from beamline.serving.contract.manifest import Manifest, Vocabulary
 from beamline.serving.errors import ModelError
 
@@ -59,7 +60,7 @@ def load_lexicon(folder: Path, manifest: Manifest) -> Lexicon:
         raise ModelError(f"{folder} has no shortlist: make one with beamline shortlist")
     path = folder / file.file
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as content, np.load(content, allow_pickle=False) as archive:
             source, target = archive["tokenizers"].tolist()
             always = archive["always"].astype(np.int32, casting="same_kind")
             offsets = archive["offsets"].astype(np.int64, casting="safe")

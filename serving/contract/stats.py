@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 
@@ -28,6 +28,27 @@ class Finished:
     slot: int | None = None  # that it had at the end, among all engines of the model; None: it never had one
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceStats:
+    """Of a GPU, since a model was loaded. Bytes are those at this moment."""
+
+    used_bytes: int  # by this model
+    reserved_bytes: int  # that it holds on to
+    free_bytes: int
+    steps: int
+    replayed: int  # of them, as a recorded CUDA graph
+    copies: int  # that the host asked for
+    copied_bytes: int
+    waits: int  # of the host
+
+    def __add__(self, other: DeviceStats) -> DeviceStats:
+        """Of engines on several GPUs."""
+        return DeviceStats(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def __sub__(self, before: DeviceStats) -> DeviceStats:
+        return DeviceStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
+
+
 @dataclass(slots=True)
 class StepStats:
     """One step of an engine, which fills it in as it goes."""
@@ -51,3 +72,4 @@ class StepStats:
     prompt_tokens: int = 0  # of the prompts that were taken in completely
     cached_prompt_tokens: int = 0  # of them, found in the prefix cache
     prefix_cache_bytes: int = 0
+    device: DeviceStats | None = None  # of a GPU; not with every step

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from beamline.serving.contract.files import open_regular, read_text
 from beamline.serving.contract.manifest import AnyManifest, File, Record
 from beamline.serving.errors import ModelError
 
@@ -107,7 +108,7 @@ def foreign(card: PlanCard, module: str, module_version: str, capability: str) -
 
 def read_card(path: Path) -> PlanCard:
     try:
-        card = PlanCard.model_validate_json(path.read_text(encoding="utf-8"))
+        card = PlanCard.model_validate_json(read_text(path))
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
     except ValidationError as error:
@@ -128,7 +129,7 @@ def plan_path(folder: Path, card: PlanCard) -> Path:
     path = folder / ENGINES / card.plan.file
     if "/" in card.plan.file or not path.is_file():
         raise ModelError(f"{path} does not exist, but its card does: run `beamline build` again")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != card.plan.sha256:
             raise ModelError(f"{path} is corrupt: its sha256 is not its card's; run `beamline build --rebuild`")
     return path

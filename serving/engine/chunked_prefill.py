@@ -16,11 +16,12 @@ import numpy as np
 
 from beamline.serving.contract.backend import Backend, PromptChunk
 from beamline.serving.contract.stats import StepStats
+from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.prefill import could_not_prepare
 from beamline.serving.engine.prefix_cache import Known, PrefixCache
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.errors import ComputeError
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +157,10 @@ class ChunkedPrefill:
             try:
                 request.memory = self._memory_of(known)
                 ready.append(request)
-            except Exception:
-                self._give_up(request, scheduler)
+            except DeviceLost:
+                raise
+            except Exception as error:
+                self._give_up(request, scheduler, error)
         for group in _grouped(work):
             self._open(group, scheduler)
         return ready
@@ -175,17 +178,20 @@ class ChunkedPrefill:
         try:
             known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
             memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
-        except Exception:
+        except DeviceLost:
+            raise
+        except Exception as error:
             if len(group) == 1:
-                return self._give_up(requests[0], scheduler)
+                return self._give_up(requests[0], scheduler, error)
             for each in group:
                 self._open([each], scheduler)
             return
         self._groups.append(_Group(requests, prompts, [request.cached_tokens for request in requests], memories))
 
-    def _give_up(self, request: Request, scheduler: Scheduler[Request]) -> None:
+    def _give_up(self, request: Request, scheduler: Scheduler[Request], error: Exception) -> None:
         log.exception("the prompt of request %d could not be processed", request.id)
-        could_not_prepare(request, ComputeError("the prompt could not be processed"), scheduler, self._outputs)
+        known = out_of_memory() if isinstance(error, OutOfMemory) else ComputeError("the prompt could not be processed")
+        could_not_prepare(request, known, scheduler, self._outputs)
 
     def _compute(self, scheduler: Scheduler[Request], group: _Group, budget: int, others_wait: bool) -> bool:
         """A chunk of it; whether that was done."""
@@ -199,18 +205,20 @@ class ChunkedPrefill:
                     return False
             began = self._clock()
             self._backend.take_in(group.memories, chunk)
-        except Exception:
+        except DeviceLost:
+            raise
+        except Exception as error:
             log.info("computing a chunk of %d prompts failed", rows)
-            self._isolate(scheduler, group)
+            self._isolate(scheduler, group, error)
             return False
         self._pace.took(length * rows, self._clock() - began)
         group.took(length)
         return True
 
-    def _isolate(self, scheduler: Scheduler[Request], group: _Group) -> None:
+    def _isolate(self, scheduler: Scheduler[Request], group: _Group, error: Exception) -> None:
         """One of them may be at fault: alone, the others succeed."""
         if len(group.requests) == 1:
-            return self._give_up(group.requests[0], scheduler)
+            return self._give_up(group.requests[0], scheduler, error)
         for request in group.requests:
             request.cached_tokens = 0
             self._open([(request, None)], scheduler)

@@ -14,16 +14,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from beamline.serving.contract.backend import Backend, StepOutputs
+from beamline.serving.contract.backend import Backend, MeasuredBackend, StepOutputs
 from beamline.serving.contract.manifest import Manifest
-from beamline.serving.contract.stats import Outcome, StepStats
+from beamline.serving.contract.stats import DeviceStats, Outcome, StepStats
 from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
-from beamline.serving.engine.outputs import Answer, Result, Timings
+from beamline.serving.engine.outputs import Answer, Result, Timings, out_of_memory
 from beamline.serving.engine.pipeline import StepPipeline
 from beamline.serving.engine.prefill import EncoderPrefill, Placement, Prefill, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
@@ -33,10 +34,11 @@ from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import Scoring, aligned
 from beamline.serving.engine.search.edits import EditArrays
 from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
-from beamline.serving.errors import ComputeError, InvalidRequest
+from beamline.serving.errors import ComputeError, InvalidRequest, OutOfMemory
 
 log = logging.getLogger(__name__)
 
+_MEASURE_EVERY = 32  # steps
 _FAILED_ALONE = "the request could not be processed; others were not affected"
 
 
@@ -69,6 +71,7 @@ class Engine:
         self.manifest = manifest
         self.plan = plan
         self.reserved_bytes = backend.allocate(plan.slots, plan.largest)
+        self.device: int | None = None  # the number of the GPU that it is on
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
         self.first_slot = 0  # how its own are numbered among those of the model's other engines
         self.observe = observe
@@ -90,6 +93,8 @@ class Engine:
         admission = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
         self._scoring = Scoring(backend, admission, self._outputs, clock)
         self._stats = StepStats(plan.slots)  # of the step that is running
+        self._measured = backend if isinstance(backend, MeasuredBackend) else None
+        self._steps = 0
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -131,7 +136,8 @@ class Engine:
     @property
     def busy(self) -> bool:
         waiting = self._queue.busy or self._scoring.queue.busy
-        return bool(waiting or self._scheduler.preparing or self._scheduler.active)
+        # A step in flight uses our memory, also where nobody wants its outputs any more.
+        return bool(waiting or self._scheduler.preparing or self._scheduler.active or self._pipeline.in_flight)
 
     @property
     def load(self) -> int:
@@ -155,6 +161,8 @@ class Engine:
         self._stats.active = len(self._scheduler.active)
         if self._stats.active:
             self._decode()
+        elif self._pipeline.in_flight:
+            self._pipeline.collect()
         if self._scoring.queue.busy:
             self._scoring.advance(others_wait=self._stats.active > 0)
         return self._report(began)
@@ -303,13 +311,33 @@ class Engine:
             parts = self._host_parts()
             if not requests:
                 return None
-            self._fit(len(requests))
-            self._launch(parts)
+            self._launch_or_refuse(parts)
+            if not requests:
+                return None
         if self._pipeline.may_follow(requests, self._capacity.shape, self._queue.waiting > 0):
             count, parts = len(requests), self._host_parts(ahead=1)
             if len(requests) == count:  # else the step in flight has more rows than the next one
-                self._launch(parts)
+                with suppress(OutOfMemory):  # then it is asked for when this one is over, and somebody may be refused
+                    self._launch(parts)
         return self._pipeline.collect()
+
+    def _launch_or_refuse(self, parts: list[HostPart]) -> None:
+        """Where the device has too little memory for a step, one request at a time is refused until it has enough: the
+        one with the most edits, else the last that came. Nothing of such a step was carried on, so it can be asked for
+        again."""
+        requests = self._scheduler.active
+        while requests:
+            self._fit(len(requests))
+            try:
+                return self._launch(parts)
+            except OutOfMemory as error:
+                self._pipeline.drop()
+                edits = [sum(each.edits.size + len(each.forbidden) for each in part.edits) for part in parts]
+                slot = max(range(len(requests)), key=lambda each: (edits[each], each))
+                log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)
+                self._finish(slot, out_of_memory(), Outcome.FAILED)
+                parts[slot] = parts[-1]  # as the slots are
+                parts.pop()
 
     def _launch(self, parts: Sequence[HostPart]) -> None:
         requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size
@@ -366,7 +394,7 @@ class Engine:
             return self._finish(slot, error, Outcome.FAILED)
         try:
             if request.search.options.return_alignment:
-                start = self.manifest.vocabulary.start_id
+                start = request.search.start_token
                 hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
         except Exception:
             log.exception("aligning request %d failed", request.id)
@@ -406,6 +434,14 @@ class Engine:
         if stats.active:
             stats.beam_width, stats.cache_length, stats.source_length = shape.beams, shape.cache, shape.source
         self._prefill.report(stats)
+        stats.device = self._device_stats()
         stats.step_seconds = self._clock() - began
         self.observe(stats)
         return outputs
+
+    def _device_stats(self) -> DeviceStats | None:
+        """Now and then, and when there is nothing else to do: to ask a GPU for its memory takes a moment."""
+        self._steps += 1
+        if self._measured is None or (self._steps % _MEASURE_EVERY and self._scheduler.active):
+            return None
+        return self._measured.device_stats()

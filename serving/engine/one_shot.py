@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.outputs import Answer
+from beamline.serving.engine.outputs import Answer, out_of_memory
 from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
-from beamline.serving.errors import ComputeError, RequestError
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +63,17 @@ class OneShotExecutor:
     def _answer(self, group: Sequence[Request]) -> None:
         try:
             answers = self._run(group)
+        except DeviceLost:
+            raise
         except Exception as error:
             if len(group) > 1:  # one of them is at fault: alone, the others succeed
                 for request in group:
                     self._answer([request])
                 return
-            if not isinstance(error, RequestError):
+            if isinstance(error, OutOfMemory):
+                log.error("request %d: %s", group[0].id, error)
+                error = out_of_memory()
+            elif not isinstance(error, RequestError):
                 log.exception("request %d: %s", group[0].id, self._failure)
                 error = ComputeError(self._failure)
             return self._outputs.answer(group[0], error, Outcome.FAILED)

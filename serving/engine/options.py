@@ -23,6 +23,7 @@ class DecodingOptions:
     suppress_tokens: tuple[int, ...] = ()
     forced_bos_id: int | None = None
     forced_eos_id: int | None = None
+    start_id: int | None = None  # instead of the model's: of some, it is the target's language
     prefix: tuple[int, ...] = ()
     time_limit: float | None = None  # seconds from submission
     return_alignment: bool = False

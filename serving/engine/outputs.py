@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from beamline.serving.contract.backend import Floats
+from beamline.serving.errors import Overloaded
+
+
+def out_of_memory() -> Overloaded:
+    """What a request is told for which the device has too little memory now: without it, the others go on."""
+    return Overloaded("the device has too little memory left for this request; try again later")
 
 
 class FinishReason(StrEnum):

@@ -34,8 +34,8 @@ class StepPipeline:
         if self._pipelined is None:
             self._steps.append((list(requests), inputs))
         else:
-            self._steps.append((list(requests), None))
             self._pipelined.launch(inputs)
+            self._steps.append((list(requests), None))
 
     def collect(self) -> tuple[list[Request], StepOutputs]:
         """The oldest step: who took part, by row, and what came out."""

@@ -40,6 +40,7 @@ class PooledEngine:
         self.manifest = manifest
         self.rows = rows
         self.observe = observe
+        self.device: int | None = None  # the number of the GPU that it is on
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
         self._clock = clock
         self._queue: WorkQueue[Request] = WorkQueue(Admission(manifest.name, rows, max_queue, early_refusal))

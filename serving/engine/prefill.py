@@ -12,9 +12,10 @@ from typing import Protocol
 
 from beamline.serving.contract.backend import Backend
 from beamline.serving.contract.stats import Outcome, StepStats
+from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.request import OutputCollector, Request, groups_by_length
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.errors import ComputeError
+from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,13 @@ class EncoderPrefill:
             for request, memory in zip(group, memories, strict=True):
                 request.memory = memory
             return group
+        except DeviceLost:
+            raise
+        except OutOfMemory as error:
+            log.error("there is too little memory to encode a group of %d: %s", len(group), error)
+            if len(group) == 1:
+                could_not_prepare(group[0], out_of_memory(), scheduler, self._outputs)
+                return []
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:

@@ -1,7 +1,7 @@
 """One model as several engines (replicas), on as many devices or sharing one CPU: a request goes to the least busy one.
 
-A device, or a share of the CPU, has one thread, which the engines of all models share there; an engine without replicas
-belongs to the first.
+A GPU, or a share of the CPU, has one thread, which the engines of all models share there; an engine without replicas
+belongs to the first. A model on the CPU never keeps a GPU waiting, nor the other way round.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
-from beamline.serving.contract.stats import StepStats
+from beamline.serving.contract.stats import DeviceStats, StepStats
 from beamline.serving.engine.core import Engine, Occupied
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
@@ -79,7 +79,9 @@ class CombinedStats:
     def _stepped(self, index: int, step: StepStats) -> None:
         """What is so at this moment is added up; what happened in a step is that step's."""
         with self._lock:
-            self._last[index] = step
+            before = self._last[index]
+            device = step.device or (None if before is None else before.device)
+            self._last[index] = replace(step, device=device)
             all_of_them = [each for each in self._last if each is not None]
         self._observe(
             replace(
@@ -88,28 +90,41 @@ class CombinedStats:
                 queued=sum(each.queued for each in all_of_them),
                 live_entries=sum(each.live_entries for each in all_of_them),
                 prefix_cache_bytes=sum(each.prefix_cache_bytes for each in all_of_them),
+                device=None if step.device is None else _together(all_of_them),
             )
         )
+
+
+def _together(steps: Sequence[StepStats]) -> DeviceStats | None:
+    known = [step.device for step in steps if step.device is not None]
+    return reduce(lambda one, other: one + other, known) if known else None
 
 
 class DeviceThreads:
     """The threads of all devices, as one."""
 
-    def __init__(self, count: int) -> None:
-        self._threads = [EngineThread() for _ in range(count)]
+    def __init__(self, cpu: int, gpus: int = 0) -> None:
+        """`cpu`: into how many shares it may be divided."""
+        self._cpu = [EngineThread() for _ in range(cpu)]
+        self._gpus = [EngineThread() for _ in range(gpus)]
+        self._threads = [*self._cpu, *self._gpus]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def add(self, engine: Engine | Replicas) -> None:
-        for thread, member in zip(self._threads, members(engine), strict=False):
+        for thread, member in self._placed(engine):
             thread.add(member)
+
+    def _placed(self, engine: Engine | Replicas) -> list[tuple[EngineThread, Any]]:
+        shares = iter(self._cpu)
+        return [(next(shares) if each.device is None else self._gpus[each.device], each) for each in members(engine)]
 
     def retire(self, engine: Engine | Replicas, gone: Callable[[], None]) -> None:
         """`gone` is called once, when the last member has finished."""
-        engines = members(engine)
-        remaining, lock = len(engines), threading.Lock()
+        placed = self._placed(engine)
+        remaining, lock = len(placed), threading.Lock()
 
         def one_gone() -> None:
             nonlocal remaining
@@ -119,7 +134,7 @@ class DeviceThreads:
             if last:
                 gone()
 
-        for thread, member in zip(self._threads, engines, strict=False):
+        for thread, member in placed:
             thread.retire(member, one_gone)
 
     def drain(self, timeout: float | None = None) -> bool:

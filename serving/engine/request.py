@@ -69,7 +69,7 @@ class Request:
         source, vocabulary = self.source, manifest.vocabulary
         before: tuple[int, ...] = ()
         if manifest.task == "translate":
-            start = vocabulary.start_id
+            start = vocabulary.start_id if options.start_id is None else options.start_id
         elif manifest.graphs.prefill is not None:
             before, start = source[:-1], source[-1]
         else:  # the prompt is decoded step by step, as a prefix that is forced
@@ -87,7 +87,8 @@ class Request:
     def start(self) -> Start:
         options = self.search.options
         independent = options.samples or options.beam_size == 1
-        named = (*options.prefix, *(word for word, bias in options.logit_bias if bias > 0))
+        forced = () if options.forced_bos_id is None else (options.forced_bos_id,)
+        named = (*forced, *options.prefix, *(word for word, bias in options.logit_bias if bias > 0))
         return Start(self.search.start_token, options.beam_size, independent, options.samples, named)
 
     @property

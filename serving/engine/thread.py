@@ -133,8 +133,7 @@ class EngineThread:
         while not self._stopping:
             self._wake.clear()
             worked = self._turn()
-            for gone in self._let_go():
-                gone()
+            self._let_go()
             if not worked:
                 self._idle.set()
                 self._wake.wait()
@@ -172,9 +171,12 @@ class EngineThread:
                 self._engines.remove(engine)
             self._failure = f"the device of {name} is lost"
 
-    def _let_go(self) -> list[Gone]:
-        """The callbacks of engines that are gone now."""
+    def _let_go(self) -> None:
+        """Of engines that have finished. A function of its own, as `_turn`: no variable keeps the last one alive."""
         with self._lock:
             over = [engine for engine in self._retiring if not engine.busy]
             self._engines = [engine for engine in self._engines if engine not in over]
-            return [self._retiring.pop(engine) for engine in over]
+            callbacks = [self._retiring.pop(engine) for engine in over]
+        del over
+        while callbacks:
+            callbacks.pop()()

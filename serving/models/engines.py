@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,8 @@ from beamline.serving.backends.factory import make_backend, make_pooled
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.backends.probe import CudaDevice
 from beamline.serving.backends.selection import ON_CPU, Choice
+from beamline.serving.backends.weights import Weights
+from beamline.serving.contract.backend import MeasuredBackend
 from beamline.serving.contract.manifest import Manifest, PooledManifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.capacity import Plan
@@ -21,7 +24,9 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.replicas import CombinedStats, Replicas
 from beamline.serving.engine.request import Request, RequestOutput
-from beamline.serving.errors import ModelError, Overloaded
+from beamline.serving.errors import ModelError, OutOfMemory, Overloaded
+
+log = logging.getLogger(__name__)
 
 _SMALL_WEIGHTS = 12 * 2**20  # measured: 8 MB in 8 bits gain from it, 15 MB in float don't
 _MOST_ENGINES = 4
@@ -67,7 +72,9 @@ def load_everywhere(folder: Path, manifest: Manifest, settings: EngineSettings, 
     places = places or [(share, None) for share in _shares(manifest, settings)]
     if len(places) < 2:
         return load_engine(folder, manifest, settings, observe)
-    engines = [_on_device(folder, manifest, share, device) for share, device in places]
+    weights = Weights(folder, manifest)
+    with weights.in_memory():
+        engines = [_on_device(folder, manifest, share, device, weights) for share, device in places]
     for engine, each in zip(engines, CombinedStats(observe, len(engines)).observers(), strict=True):
         engine.observe = each
     return Replicas(engines)
@@ -111,12 +118,20 @@ def _shares(manifest: Manifest, settings: EngineSettings) -> list[EngineSettings
     ]
 
 
-def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, device: CudaDevice | None) -> Engine:
-    options = dict(settings.cuda_options)
-    made = make_backend(folder, manifest, settings.threads, settings.choice, device, options, settings.shortlist)
+def _on_device(
+    folder: Path,
+    manifest: Manifest,
+    settings: EngineSettings,
+    device: CudaDevice | None,
+    weights: Weights | None = None,
+) -> Engine:
+    options, threads = dict(settings.cuda_options), settings.threads
+    made = make_backend(folder, manifest, threads, settings.choice, device, options, settings.shortlist, weights)
     plan = Plan.of(manifest, settings.slots)
     if made.cache_buckets is not None:
         plan = replace(plan, cache_buckets=made.cache_buckets)
+    if device is not None and isinstance(made.backend, MeasuredBackend):
+        plan = plan_that_fits(plan, made.backend, manifest, device.number)
     engine = Engine(
         manifest,
         made.backend,
@@ -127,9 +142,33 @@ def _on_device(folder: Path, manifest: Manifest, settings: EngineSettings, devic
         share_prefix_cache=settings.share_prefix_cache,
         prompt_slowdown=settings.prompt_slowdown,
     )
+    engine.device = None if device is None else device.number
     if settings.warm_up:
         _warm_up(engine)
     return engine
+
+
+def plan_that_fits(plan: Plan, backend: MeasuredBackend, manifest: Manifest, device: int) -> Plan:
+    """Fewer slots, where a GPU's free memory does not hold all; some of it is left to others."""
+    free = backend.device_stats().free_bytes
+    budget = free - free // 8
+
+    def fits(slots: int) -> bool:
+        return backend.needed_bytes(slots, replace(plan.largest, batch=slots)) <= budget
+
+    slots = next((count for count in range(plan.slots, 0, -1) if fits(count)), 0)
+    if slots == plan.slots:
+        return plan
+    memory = f"GPU {device} has {free / 2**20:,.0f} MiB left"
+    longest = f"{plan.largest.cache} cache entries (its longest output, {plan.max_beams} beams that share nothing)"
+    if slots == 0:
+        one = backend.needed_bytes(1, replace(plan.largest, batch=1))
+        raise OutOfMemory(
+            f"{memory}, and one request of {manifest.name} may need {one / 2**20:,.0f} MiB, for {longest}: serve "
+            "fewer models beside it, or on a larger GPU"
+        )
+    log.warning("%s: %d slots of %s fit instead of %d, each of %s", memory, slots, manifest.name, plan.slots, longest)
+    return replace(plan, slots=slots)
 
 
 def load_pooled(folder: Path, manifest: PooledManifest, settings: EngineSettings, observe: Observe) -> PooledEngine:
@@ -139,7 +178,7 @@ def load_pooled(folder: Path, manifest: PooledManifest, settings: EngineSettings
         source = (manifest.pad_id,) * min(16, manifest.max_source_length)
         for rows in sorted({1, settings.slots}):
             backend.run([source] * rows)
-    return PooledEngine(
+    engine = PooledEngine(
         manifest,
         backend,
         rows=settings.slots,
@@ -147,6 +186,8 @@ def load_pooled(folder: Path, manifest: PooledManifest, settings: EngineSettings
         early_refusal=settings.early_refusal,
         observe=observe,
     )
+    engine.device = settings.choice.devices[0].number if settings.choice.devices else None
+    return engine
 
 
 def fake_engine(settings: FakeSettings, observe: Observe, language_model: bool = False) -> Engine:

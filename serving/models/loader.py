@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,7 +32,7 @@ from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
-from beamline.serving.text.host_work import HostTime, ObserveHostTime
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers
 from beamline.serving.text.model_card import Tokenizer, card_of
 from beamline.serving.text.pooled import PooledModel
 from beamline.serving.text.token_bytes import ByteTokenizer
@@ -112,7 +111,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             folder, manifest, wanted(folder, manifest, settings), observe
         ),
         fake=lambda observe: fake_engine(fake, observe),
-        thread=lambda: DeviceThreads(max(len(machine.probe.devices), config.threads or cores())),
+        thread=lambda: DeviceThreads(config.threads or cores(), len(machine.probe.devices)),
         fake_lm=lambda observe: fake_engine(fake, observe, language_model=True),
         pooled=lambda folder, manifest, settings, observe: load_pooled(
             folder, manifest, wanted(folder, manifest, settings), observe
@@ -143,10 +142,11 @@ class ServedModel:
 
 
 class ModelLoader:
-    def __init__(self, config: ServeConfig, makers: EngineMakers, metrics: Metrics, workers: Executor) -> None:
+    def __init__(self, config: ServeConfig, makers: EngineMakers, metrics: Metrics, workers: TextWorkers) -> None:
         self._config = config
         self._makers = makers
         self._metrics = metrics
+        self.loads = metrics.loads  # counted by whoever knows how each ended
         self._workers = workers
 
     def fakes(self) -> list[ServedModel]:

@@ -4,32 +4,29 @@ A new version is loaded and warmed up beside the old one, in a thread. Then, bet
 begin to go to the new one; the old one finishes what it runs and leaves. A version that fails to load changes
 nothing for the others: it is listed with the reason, and what was served before goes on.
 
-Belongs to the event loop. One change at a time: two models that load at once would need the memory of both.
+Belongs to the event loop. One change at a time: two models that load at once would need the memory of both. A load that
+was asked for is finished, or fails, whether or not its caller still waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
 from beamline.serving.models.loader import Driver, ModelLoader, ServedModel
+from beamline.serving.models.loading import LoadingThread, LoadTooLong
 from beamline.serving.models.registry import Model, Models
-from beamline.serving.models.repository import ModelVersion, Repository, scan
-from beamline.serving.models.settings import Versions, read_settings
+from beamline.serving.models.repository import ModelVersion, Repository, scan, verify
+from beamline.serving.models.settings import ModelSettings, Versions, read_settings
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 NOT_LOADED = "it is not loaded"
 UNLOADED = "it was unloaded"
@@ -62,8 +59,10 @@ class ModelManager:
         *,
         versions: Versions = "newest",
         only: Sequence[str] = (),
+        load_seconds: float | None = None,
     ) -> None:
-        """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them."""
+        """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them. `load_seconds`: a load that takes
+        longer is given up."""
         self._root = root
         self._loader = loader
         self._models = models
@@ -79,8 +78,8 @@ class ModelManager:
         self._problems: dict[str, dict[str, str]] = {}  # by name and version
         self._known: set[str] = set()  # names in the repository when it was last read
         self._changing = asyncio.Lock()
-        # One, so that the C library, which has a heap for each thread, keeps the leftovers of loading in one place.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="loading")
+        self._thread = LoadingThread(load_seconds)
+        self._loads: set[asyncio.Task[None]] = set()  # that were asked for
         self.changed: Callable[[], Awaitable[None]] = _nothing  # called after every change
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class ModelManager:
 
     async def start(self, *, fake: bool = False, may_be_empty: bool = False) -> None:
         if fake:
-            for model in await self._in_thread(self._loader.fakes):
+            for model in await self._thread.run(self._loader.fakes):
                 self._take_over(model.manifest.name, {model.version: model})
                 self._fakes.append(model.manifest.name)
         if self._root is None:
@@ -141,9 +140,17 @@ class ModelManager:
 
     async def load(self, name: str, versions: Versions | None = None) -> None:
         """Serves what the repository has now of this model; `versions` over those of its serving.toml. What has not
-        changed stays as it is. Raises `ModelUnavailable` where a version that was wanted can't be served."""
+        changed stays as it is. Raises `ModelUnavailable` where a version that was wanted can't be served. It goes on
+        where whoever awaits it is cancelled."""
+        await self._outliving(self._load(name, versions))
+
+    async def _load(self, name: str, versions: Versions | None) -> None:
         async with self._changing:
-            repository = await self._scan()
+            try:
+                repository = await self._scan()
+            except ModelError as error:
+                reason = self._without_path(str(error))
+                raise ModelUnavailable(f"the model repository can't be read: {reason}") from error
             if name not in repository.folders:
                 if name in self._fakes:
                     return
@@ -200,12 +207,23 @@ class ModelManager:
                 except ModelError as error:
                     log.error("%s: %s", name, error)
 
-    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+    async def _outliving(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever awaits this may go; the work is finished."""
+        task = asyncio.create_task(work)
+        self._loads.add(task)
+        task.add_done_callback(self._over)
+        await asyncio.shield(task)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._loads.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("a load failed: %s", error)  # its caller may be gone
 
     def stop(self) -> None:
         """Begins nothing more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for task in self._loads:
+            task.cancel()
+        self._thread.stop()
 
     def _is_wanted(self, name: str) -> bool:
         return name not in self._unloaded and (not self._only or name in self._only)
@@ -213,7 +231,7 @@ class ModelManager:
     async def _scan(self) -> Repository:
         if self._root is None:
             return Repository(Path(), {}, (), {})
-        repository = await self._in_thread(scan, self._root)
+        repository = await self._thread.run(scan, self._root)
         self._known = set(repository.folders)
         return repository
 
@@ -226,8 +244,6 @@ class ModelManager:
             await self._load_wanted(name, repository, loaded, problems)
         except ModelError as error:  # its settings
             problems[""] = str(error)
-        finally:
-            self._loading = None
         self._problems[name] = problems
         for version, reason in problems.items():
             log.error("%s could not be loaded: %s", f"{name}/{version}" if version else name, reason)
@@ -243,7 +259,7 @@ class ModelManager:
     ) -> None:
         """Afterwards `loaded` is what shall be served: what was wanted and works. Where none of it works, it is what
         was served before."""
-        settings = await self._in_thread(read_settings, repository.folders[name])
+        settings = await self._thread.run(read_settings, repository.folders[name])
         (self._defaults.add if settings.default else self._defaults.discard)(name)
         on_disk = {version.version: version for version in repository.models.get(name, ())}
         wanted = self._asked.get(name) or settings.versions or self._default_versions
@@ -251,24 +267,40 @@ class ModelManager:
         candidates = self._candidates(wanted, on_disk, problems)
         for version in candidates:
             model = loaded.get(version.version)
-            if model is None or not model.is_still(version, settings):
-                self._loading = (name, str(version.version))
-                await self._publish()
-                # Time series of their own only where several versions of a model are served.
-                alone = wanted == "newest" or len(candidates) == 1
-                label = name if alone else f"{name}/{version.version}"
-                try:
-                    model = await self._in_thread(self._loader.load, version, settings, label)
-                except ModelError as error:
-                    problems[str(version.version)] = str(error)
-                    if model is None:
-                        continue
+            # Time series of their own only where several versions of a model are served.
+            alone = wanted == "newest" or len(candidates) == 1
+            label = name if alone else f"{name}/{version.version}"
+            try:
+                if model is not None and model.is_still(version, settings):
+                    await self._thread.run(verify, version.folder, version.manifest)
+                else:
+                    model = await self._load_version(version, settings, label)
+            except ModelError as error:
+                problems[str(version.version)] = str(error)
+            if model is None:
+                continue
             ready[version.version] = model
             if wanted == "newest":
                 break
         if ready:
             loaded.clear()
             loaded.update(ready)
+
+    async def _load_version(self, version: ModelVersion, settings: ModelSettings, label: str) -> ServedModel:
+        self._loading = (version.name, str(version.version))
+        await self._publish()
+        outcome = "failed"
+        try:
+            model = await self._thread.run(self._loader.load, version, settings, label)
+            outcome = "loaded"
+            return model
+        except LoadTooLong:
+            outcome = "given_up"
+            raise
+        finally:
+            self._loader.loads.labels(outcome).inc()
+            self._loading = None
+            self._thread.give_memory_back()
 
     def _candidates(
         self, wanted: Versions, on_disk: dict[int, ModelVersion], problems: dict[str, str]
@@ -330,15 +362,7 @@ class ModelManager:
     def _forget(self, model: Model) -> None:
         label = self._leaving.pop(model).label
         self._loader.has_it_now(label, next((model for model in self.everything() if model.label == label), None))
-        self._thread.submit(_give_memory_back)
-
-
-def _give_memory_back() -> None:
-    """A model goes with its last reference; should two of its parts refer to each other, it goes now. And the C library
-    keeps freed memory for itself; where it is another one, there is nothing to do."""
-    gc.collect()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        self._thread.give_memory_back()
 
 
 async def _nothing() -> None:

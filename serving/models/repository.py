@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from beamline.serving.contract.files import open_regular
 from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, read_any_manifest
 from beamline.serving.errors import ManifestError, ModelError, ModelNotFound
 
@@ -62,6 +63,12 @@ def scan(root: Path) -> Repository:
         folders = list(_subfolders(root))
     except OSError as error:
         raise ModelError(f"the model repository {root} can't be read: {error.strerror}") from error
+    if (root / MANIFEST_FILE).is_file():
+        raise ModelError(
+            f"{root} is a version of a model, and not a repository: give --repo {root.absolute().parents[1]}"
+        )
+    if any((folder / MANIFEST_FILE).is_file() for folder in folders if _VERSION.fullmatch(folder.name)):
+        raise ModelError(f"{root} is a model, and not a repository of models: give --repo {root.absolute().parent}")
     for folder in folders:
         versions: list[ModelVersion] = []
         entries = 0
@@ -139,8 +146,12 @@ def verify(folder: Path, manifest: AnyManifest) -> None:
     for name in hashes:
         if not name or name in {".", ".."} or "/" in name or "\\" in name or "\0" in name:
             raise ManifestError(f"{folder / MANIFEST_FILE} names the file {name!r}, which is no plain file name")
-        if not (folder / name).is_file():
-            raise ModelError(f"{folder / name} does not exist, but the manifest names it")
+        try:
+            open_regular(folder / name).close()
+        except FileNotFoundError:
+            raise ModelError(f"{folder / name} does not exist, but the manifest names it") from None
+        except OSError as error:
+            raise ModelError(f"{folder / name} can't be read: {error.strerror}") from error
     size = (folder / weights.file).stat().st_size
     if size != weights.bytes:
         raise ModelError(f"{folder / weights.file} has {size} bytes; the manifest says {weights.bytes}")
@@ -151,7 +162,7 @@ def verify(folder: Path, manifest: AnyManifest) -> None:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from beamline.serving.contract.files import read_text
 from beamline.serving.contract.manifest import (
     AnyManifest,
     DecodingDefaults,
@@ -34,6 +35,7 @@ from beamline.serving.contract.manifest import (
     Precision,
     StateKind,
 )
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import ModelError
 
 SETTINGS_FILE = "serving.toml"
@@ -64,7 +66,7 @@ def read_settings(folder: Path) -> ModelSettings:
     """The settings of a model's folder, or a `ModelError` that names the file and says what is allowed."""
     path = folder / SETTINGS_FILE
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_text(path))
     except FileNotFoundError:
         return ModelSettings()
     except OSError as error:
@@ -78,7 +80,7 @@ def read_settings(folder: Path) -> ModelSettings:
     try:
         return ModelSettings.model_validate(content)
     except ValidationError as error:
-        raise ModelError(f"{path} is wrong: {_sentence(error)}") from error
+        raise ModelError(f"{path} is wrong: {sentence_of(error)}") from error
 
 
 def _refuse_unknown(path: Path, table: str, content: dict[str, Any], known: Sequence[str]) -> None:
@@ -142,18 +144,9 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
     try:
         return type(manifest).model_validate({**manifest.model_dump(), "defaults": merged})
     except ValidationError as error:
-        raise ModelError(f"{path} does not fit version {manifest.version}: {_sentence(error)}") from error
+        raise ModelError(f"{path} does not fit version {manifest.version}: {sentence_of(error)}") from error
 
 
 def stored_precision(manifest: Manifest) -> Precision:
     kept = [tensor.dtype for tensor in manifest.state if tensor.kind is not StateKind.MEMORY]
     return "float16" if "float16" in kept else manifest.precision
-
-
-def _sentence(error: ValidationError) -> str:
-    return "; ".join(f"{_place(problem['loc'])}: {problem['msg']}" for problem in error.errors())
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """Without the names of a union's members, which mean nothing to a reader."""
-    return ".".join(str(part) for part in location if "[" not in str(part)) or "it"

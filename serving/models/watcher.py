@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _DEPTH = 3  # of files below a model's folder: its settings, its versions' files, their engines
 
-Signature = tuple[tuple[str, int, int, int], ...]
+Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Watcher:
@@ -58,7 +58,7 @@ def signatures(root: Path) -> dict[str, Signature]:
     }
 
 
-def _files(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
+def _files(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int, int]]:
     try:
         entries = list(os.scandir(folder))
     except OSError:  # gone while we look; the next look will see
@@ -72,6 +72,7 @@ def _files(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int]]:
                     yield from _files(Path(entry.path), depth - 1)
             else:
                 status = entry.stat()
-                yield entry.path, status.st_ino, status.st_size, status.st_mtime_ns
+                # `cp -p` sets the time of the last change of content to another file's; that of the status it can't.
+                yield entry.path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         except OSError:
             continue

@@ -23,6 +23,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
+from beamline.serving.contract.validation import sentence_of
 from beamline.serving.errors import BeamlineError, Unauthenticated
 from beamline.serving.security.access import Client, Scope
 from beamline.serving.security.reloaded_files import ReloadedFiles
@@ -59,9 +60,7 @@ def read_tokens(path: Path) -> tuple[TokenEntry, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BeamlineError(f"the token file {path} is no TOML: {error}") from error
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BeamlineError(f"the token file {path} is wrong at {where}: {first['msg']}") from None
+        raise BeamlineError(f"the token file {path} is wrong: {sentence_of(error)}") from None
     names = [entry.name for entry in entries]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BeamlineError(f"the token file {path} has the name {min(twice)!r} twice")

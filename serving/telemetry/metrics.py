@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
-from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.contract.stats import DeviceStats, Finished, Outcome, StepStats
 from beamline.serving.telemetry.history import History
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
@@ -61,6 +61,8 @@ class Metrics:
         self.call_seconds = histogram("call_seconds", "From a call to its answer.", _LATENCY, "method")
         self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
 
+        self.loads = counter("model_loads", "Model versions that were loaded, failed to, or were given up.", "outcome")
+
         # Requests, as an engine sees them: one for every text, or part of a split text.
         self.requests = counter("requests", "Requests that left the engine.", "model", "outcome")
         self.request_seconds = histogram("request_seconds", "From submission to the answer.", _LATENCY, "model")
@@ -92,6 +94,16 @@ class Metrics:
         self.moves = counter("cache_moves", "Slots that moved into a freed one.", "model")
         self.relayouts = counter("cache_relayouts", "Changes of the cache bucket.", "model")
         self.compactions = counter("cache_compactions", "Compactions of dead branches.", "model")
+
+        # GPUs.
+        self.gpu_used_bytes = gauge("gpu_used_bytes", "GPU memory in a model's slots, without ONNX Runtime's own.")
+        self.gpu_reserved_bytes = gauge("gpu_reserved_bytes", "GPU memory that a model's slots hold on to.")
+        self.gpu_free_bytes = gauge("gpu_free_bytes", "GPU memory that nobody has, on the GPUs of a model.")
+        self.gpu_steps = counter("gpu_steps", "Decode steps that a GPU was asked for.", "model")
+        self.gpu_graph_replays = counter("gpu_graph_replays", "Of them, as a recorded CUDA graph.", "model")
+        self.gpu_copies = counter("gpu_copies", "Copies that a GPU was asked for by the host.", "model")
+        self.gpu_copied_bytes = counter("gpu_copied_bytes", "What they copied.", "model")
+        self.gpu_waits = counter("gpu_waits", "How often the host stood still for a GPU.", "model")
 
         declare("build_info", "gauge", ("version",), "The version of the server.")
         Info("beamline_build", "The version of the server.", registry=registry).info({"version": beamline_version()})
@@ -154,6 +166,8 @@ class _StepObserver:
         self._moves = metrics.moves.labels(model)
         self._relayouts = metrics.relayouts.labels(model)
         self._compactions = metrics.compactions.labels(model)
+        self._metrics, self._model = metrics, model
+        self._device: DeviceStats | None = None  # as it was last
 
     def __call__(self, step: StepStats) -> None:
         self._active_slots.set(step.remaining)
@@ -179,8 +193,27 @@ class _StepObserver:
             self._prompt_tokens.inc(step.prompt_tokens)
             self._cached_prompt_tokens.inc(step.cached_prompt_tokens)
             self._prefix_cache_bytes.set(step.prefix_cache_bytes)
+        if step.device is not None:
+            self._measure(step.device)
         for finished in step.finished:
             self._finish(finished)
+
+    def _measure(self, now: DeviceStats) -> None:
+        """Only of models on a GPU are there such series."""
+        metrics, model = self._metrics, self._model
+        since = now if self._device is None else now - self._device
+        self._device = now
+        metrics.gpu_used_bytes.labels(model).set(now.used_bytes)
+        metrics.gpu_reserved_bytes.labels(model).set(now.reserved_bytes)
+        metrics.gpu_free_bytes.labels(model).set(now.free_bytes)
+        for counter, count in (
+            (metrics.gpu_steps, since.steps),
+            (metrics.gpu_graph_replays, since.replayed),
+            (metrics.gpu_copies, since.copies),
+            (metrics.gpu_copied_bytes, since.copied_bytes),
+            (metrics.gpu_waits, since.waits),
+        ):
+            counter.labels(model).inc(max(0, count))
 
     def _finish(self, finished: Finished) -> None:
         self._requests[finished.outcome].inc()

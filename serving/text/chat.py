@@ -8,18 +8,33 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from beamline.serving.errors import InvalidRequest, ModelError
 
 
+class _Generation(Extension):
+    """{% generation %}, by which templates mark what an assistant says: it is rendered as if it were not there."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        # What is set inside is not seen outside, as theirs is a call.
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
     """As transformers renders it: the same settings, functions and names."""
 
-    def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
+    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
+        """`special_tokens` by their names: bos_token, pad_token and so on."""
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
@@ -28,7 +43,7 @@ class ChatTemplate:
             self._template = environment.from_string(template)
         except TemplateError as error:
             raise ModelError(f"the model's chat template can't be used: {error}") from error
-        self._names = {"bos_token": bos_token, "eos_token": eos_token}
+        self._names = {"tools": None, "documents": None, **special_tokens}
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
         try:
@@ -41,8 +56,14 @@ class ChatTemplate:
             raise InvalidRequest("the model's chat template does not take these messages") from error
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> None:

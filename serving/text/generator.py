@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import Executor
 from contextlib import aclosing
 
 from beamline.protos import beamline_pb2 as pb
@@ -16,7 +15,7 @@ from beamline.serving.engine.stream import Stream
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.answers import Answer
 from beamline.serving.text.chat import ChatTemplate
-from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers, ignore
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import generation_options, stop_strings
@@ -34,7 +33,7 @@ class Generator:
         engine: AnyEngine,
         tokenizer: Tokenizer,
         limits: TextLimits,
-        workers: Executor,
+        workers: TextWorkers,
         observe: ObserveHostTime = ignore,
     ) -> None:
         self.card = card
@@ -44,10 +43,8 @@ class Generator:
         self._inputs = InputReader(card.name, "continue", limits)
         self._workers = workers
         self._observe = observe
-        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, observe)
-        self._chat = (
-            ChatTemplate(card.chat_template, card.bos_token, card.eos_token) if card.chat_template is not None else None
-        )
+        self._scorer = TextScorer(card, engine, tokenizer, tokenizer, limits, workers, observe)
+        self._chat = ChatTemplate(card.chat_template, card.special_tokens) if card.chat_template is not None else None
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         return await self._scorer.score(request, deadline)
@@ -56,7 +53,7 @@ class Generator:
         """The pieces of all answers, as they come. Leave it through `contextlib.aclosing`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
+            prepared = await self._workers.run(request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
         traced: list[pb.SearchStep] = []
         async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
@@ -78,7 +75,7 @@ class Generator:
     async def once(self, request: pb.GenerateRequest, deadline: float | None) -> pb.GenerateResponse:
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._read(request))
+            prepared = await self._workers.run(request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
         traced: list[pb.SearchStep] = []
         async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
@@ -144,7 +141,7 @@ class Generator:
     async def _open(self, request: pb.GenerateRequest, prepared: Request, deadline: float | None) -> list[Answer]:
         """The answers to a prompt, which hold its echo where that was asked for."""
         assert prepared.options is not None
-        prompt, stops = prepared.source, stop_strings(request.options)
+        prompt, stops = prepared.source, stop_strings(request.options, self.card.defaults)
         answers = [
             Answer(index, self._tokenizer, prompt, stops, request.options)
             for index in range(prepared.options.num_hypotheses)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from beamline.serving.contract.manifest import DecodingDefaults, Limits, Manifest, Vocabulary
+from beamline.serving.contract.manifest import DecodingDefaults, Languages, Limits, Manifest, Vocabulary
 
 
 class Tokenizer(Protocol):
@@ -40,11 +40,11 @@ class ModelCard:
     feature_width: int = 0  # it reads vectors of so many values; 0: text
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
+    languages: Languages | None = None  # where a request chooses them by tokens
     translates: bool = True  # it has a source; else it continues a prompt
     most_entries: int | None = None  # of the cache, for one request; None: as many as its limits can need
     chat_template: str | None = None
-    bos_token: str = ""
-    eos_token: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # what the chat template may name
 
 
 def card_of(manifest: Manifest) -> ModelCard:
@@ -57,8 +57,14 @@ def card_of(manifest: Manifest) -> ModelCard:
         feature_width=manifest.feature_width,
         source_languages=manifest.source_languages,
         target_languages=manifest.target_languages,
+        languages=manifest.languages,
         translates=manifest.task == "translate",
         chat_template=manifest.chat_template,
-        bos_token=manifest.bos_token,
-        eos_token=manifest.eos_token,
+        special_tokens=_special_tokens(manifest),
     )
+
+
+def _special_tokens(manifest: Manifest) -> dict[str, str]:
+    """Those that there are: to a template, a token that is missing is not an empty one."""
+    tokens = {"bos_token": manifest.bos_token, "eos_token": manifest.eos_token, **manifest.special_tokens}
+    return {name: token for name, token in tokens.items() if token}

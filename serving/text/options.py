@@ -12,6 +12,7 @@ from beamline.serving.contract.backend import REPORTED
 from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
+from beamline.serving.text.languages import Direction
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 
 Options = pb.DecodingOptions | pb.GenerationOptions
@@ -19,10 +20,8 @@ Options = pb.DecodingOptions | pb.GenerationOptions
 # Beyond these a power or a product overflows and the search compares infinities; no search is meant there.
 LENGTH_PENALTY = (-10.0, 10.0)
 REPETITION_PENALTY = (0.01, 100.0)
-_MAX_SUPPRESSED = 1024
-_TRACE_CANDIDATES = (
-    1 << 16
-)  # of one call: the whole search for beam 16 and 2,048 tokens; about two megabytes on the wire
+MAX_SUPPRESSED = 1024
+_TRACE_CANDIDATES = 1 << 16  # of one call: all for beam 16 and 2,048 tokens, which are two megabytes to send
 _TRACED_SEQUENCES = 16  # a trace is for people to look at
 
 _EARLY_STOPPING: dict[int, bool | Literal["never"]] = {
@@ -72,8 +71,8 @@ def suppress_tokens(asked: Options, card: ModelCard) -> tuple[int, ...]:
         raise InvalidRequest(
             f"suppress_tokens contains {suppressed[-1]}; this model's target vocabulary has ids 0 to {size - 1}"
         )
-    if len(suppressed) > _MAX_SUPPRESSED:
-        raise InvalidRequest(f"suppress_tokens has {len(suppressed)} ids; at most {_MAX_SUPPRESSED} are allowed")
+    if len(suppressed) > MAX_SUPPRESSED:
+        raise InvalidRequest(f"suppress_tokens has {len(suppressed)} ids; at most {MAX_SUPPRESSED} are allowed")
     if set(card.vocabulary.eos_ids) <= set(suppressed):
         raise InvalidRequest(
             f"suppress_tokens contains every end token ({', '.join(map(str, card.vocabulary.eos_ids))}), "
@@ -91,18 +90,27 @@ def time_limit(asked: Options) -> float | None:
 
 
 # A start token, and at least one that is generated.
-_SHORTEST = 2
+SHORTEST = 2
 
 
-def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> DecodingOptions:
+def decoding_options(
+    asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer, direction: Direction | None = None
+) -> DecodingOptions:
+    """`direction`: what the request's languages mean, for a model that knows several."""
     defaults, limits = card.defaults, card.limits
+    forced_bos_id, start_id = defaults.forced_bos_id, None
+    if direction is not None:
+        start_id = direction.start_id
+        forced_bos_id = forced_bos_id if direction.forced_bos_id is None else direction.forced_bos_id
     prefix = _prefix(asked, card, target)
+    if prefix and forced_bos_id is not None:
+        prefix = (forced_bos_id, *prefix)  # the text comes behind what every translation begins with
     beam_size = whole(asked, "beam_size", defaults.beam_size, 1, limits.max_beam_size)
-    max_length = whole(asked, "max_length", defaults.max_length, _SHORTEST, limits.max_target_length)
-    if max_length < len(prefix) + _SHORTEST:
+    max_length = whole(asked, "max_length", defaults.max_length, SHORTEST, limits.max_target_length)
+    if max_length < len(prefix) + SHORTEST:
         raise InvalidRequest(
             f"target_prefix has {len(prefix)} tokens, which leaves no room for a translation within "
-            f"max_length {max_length}: max_length must be at least {len(prefix) + _SHORTEST} "
+            f"max_length {max_length}: max_length must be at least {len(prefix) + SHORTEST} "
             f"(this model allows up to {limits.max_target_length})"
         )
     return DecodingOptions(
@@ -118,7 +126,8 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
         repetition_penalty=real(asked, "repetition_penalty", defaults.repetition_penalty, *REPETITION_PENALTY),
         bad_words=defaults.bad_words,
         suppress_tokens=suppress_tokens(asked, card),
-        forced_bos_id=defaults.forced_bos_id,
+        forced_bos_id=forced_bos_id,
+        start_id=start_id,
         forced_eos_id=defaults.forced_eos_id,
         prefix=prefix,
         time_limit=time_limit(asked),
@@ -130,7 +139,7 @@ def decoding_options(asked: pb.DecodingOptions, card: ModelCard, target: Tokeniz
 def bounded_by_source(options: DecodingOptions, defaults: DecodingDefaults, source_tokens: int) -> DecodingOptions:
     """With the max_length that the model's defaults allow for a source of so many tokens."""
     grown = math.ceil(defaults.max_length_factor * source_tokens) + defaults.max_length_extra
-    longest = max(grown, options.min_length, _SHORTEST) + len(options.prefix)
+    longest = max(grown, options.min_length, SHORTEST) + len(options.prefix)
     return replace(options, max_length=min(options.max_length, longest))
 
 
@@ -171,12 +180,12 @@ def _prefix(asked: pb.DecodingOptions, card: ModelCard, target: Tokenizer) -> tu
     return prefix
 
 
-_TEMPERATURE = (0.01, 100.0)  # or 0
-_TOP_K = 1024  # as many words as the graph's filters look at
-_PENALTY = (-100.0, 100.0)
-_MAX_STOPS = 16
-_MAX_STOP_LENGTH = 200  # characters
-_MAX_BIASED = 1024
+TEMPERATURE = (0.01, 100.0)  # or 0
+TOP_K = 1024  # as many words as the graph's filters look at
+PENALTY = (-100.0, 100.0)
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 200  # characters
+MAX_BIASED = 1024
 
 
 def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_length: int) -> DecodingOptions:
@@ -190,11 +199,13 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         )
     temperature = _temperature(asked, defaults.temperature)
     beam_size, answers = _width(asked, card, temperature)
-    default = min(defaults.max_new_tokens or room, room)
+    default = min(_default_length(asked, defaults, prompt_length, room), room)
     if card.most_entries is not None:  # a default gives way; a length that was asked for is refused by the engine
         default = max(1, min(default, (card.most_entries - prompt_length) // beam_size))
     max_tokens = whole(asked, "max_tokens", default, 1, room)
     min_tokens = asked.min_tokens
+    if not asked.HasField("min_tokens"):  # a default gives way
+        min_tokens = min(max(defaults.min_new_tokens, defaults.min_length - prompt_length, 0), max_tokens)
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is {min_tokens}; it may be up to max_tokens, which is {max_tokens} here")
     return DecodingOptions(
@@ -211,18 +222,32 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         repetition_penalty=real(asked, "repetition_penalty", defaults.repetition_penalty, *REPETITION_PENALTY),
         bad_words=defaults.bad_words,
         suppress_tokens=suppress_tokens(asked, card),
+        forced_eos_id=None if asked.ignore_eos or temperature > 0 else defaults.forced_eos_id,
         time_limit=time_limit(asked),
         temperature=temperature,
-        top_k=whole(asked, "top_k", defaults.top_k, 0, _TOP_K),
+        top_k=whole(asked, "top_k", defaults.top_k, 0, TOP_K),
         top_p=_top_p(asked, defaults.top_p),
         min_p=real(asked, "min_p", defaults.min_p, 0.0, 1.0),
         seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
-        presence_penalty=real(asked, "presence_penalty", 0.0, *_PENALTY),
-        frequency_penalty=real(asked, "frequency_penalty", 0.0, *_PENALTY),
+        presence_penalty=real(asked, "presence_penalty", 0.0, *PENALTY),
+        frequency_penalty=real(asked, "frequency_penalty", 0.0, *PENALTY),
         logit_bias=_logit_bias(asked, card),
         trace_candidates=_TRACE_CANDIDATES if asked.return_search_trace else 0,
         top_log_probs=whole(asked, "top_log_probs", 0, 0, min(REPORTED, card.vocabulary.target_size)),
     )
+
+
+def _default_length(asked: pb.GenerationOptions, defaults: DecodingDefaults, prompt_length: int, room: int) -> int:
+    """Of an answer: `max_new_tokens` of the checkpoint, or else what its `max_length` leaves behind the prompt."""
+    if defaults.max_new_tokens or asked.HasField("max_tokens"):
+        return defaults.max_new_tokens or room
+    left = defaults.max_length - prompt_length
+    if left < 1:
+        raise InvalidRequest(
+            f"the prompt has {prompt_length} tokens, and this model's default is a max_length of "
+            f"{defaults.max_length}, the prompt included: set max_tokens, up to {room}"
+        )
+    return left
 
 
 def _temperature(asked: pb.GenerationOptions, default: float) -> float:
@@ -230,7 +255,7 @@ def _temperature(asked: pb.GenerationOptions, default: float) -> float:
         return 0.0
     if not asked.HasField("temperature") and asked.beam_size > 1:
         return 0.0  # who asks for beams wants no samples, whatever the model's default
-    low, high = _TEMPERATURE
+    low, high = TEMPERATURE
     value = real(asked, "temperature", default, 0.0, high)
     if 0 < value < low - 1e-6:
         raise InvalidRequest(f"temperature is {value:g}; it must be 0 (no sampling) or from {low:g} to {high:g}")
@@ -247,7 +272,7 @@ def _top_p(asked: pb.GenerationOptions, default: float) -> float:
 def _width(asked: pb.GenerationOptions, card: ModelCard, temperature: float) -> tuple[int, int]:
     """How many rows are decoded, and how many of them are answers."""
     most = card.limits.max_beam_size
-    answers = whole(asked, "n", 1, 1, most)
+    answers = whole(asked, "n", _default_answers(asked, card.defaults, temperature), 1, most)
     if temperature > 0:
         if asked.beam_size > 1:
             raise InvalidRequest(
@@ -265,10 +290,20 @@ def _width(asked: pb.GenerationOptions, card: ModelCard, temperature: float) -> 
     return beam_size, answers
 
 
+def _default_answers(asked: pb.GenerationOptions, defaults: DecodingDefaults, temperature: float) -> int:
+    """As many as the checkpoint says, of the search that it says."""
+    if temperature > 0:
+        return defaults.num_hypotheses if defaults.temperature > 0 else 1
+    if asked.HasField("temperature") or defaults.temperature > 0:
+        return 1
+    beam_size = asked.beam_size if asked.HasField("beam_size") else defaults.beam_size
+    return max(1, min(defaults.num_hypotheses, beam_size))
+
+
 def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int, float], ...]:
     size = card.vocabulary.target_size
-    if len(asked.logit_bias) > _MAX_BIASED:
-        raise InvalidRequest(f"logit_bias has {len(asked.logit_bias)} tokens; at most {_MAX_BIASED} are allowed")
+    if len(asked.logit_bias) > MAX_BIASED:
+        raise InvalidRequest(f"logit_bias has {len(asked.logit_bias)} tokens; at most {MAX_BIASED} are allowed")
     for token, value in asked.logit_bias.items():
         if token >= size:
             raise InvalidRequest(f"logit_bias contains {token}; this model's vocabulary has ids 0 to {size - 1}")
@@ -277,10 +312,12 @@ def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int
     return tuple(sorted(asked.logit_bias.items()))
 
 
-def stop_strings(asked: pb.GenerationOptions) -> tuple[str, ...]:
-    if len(asked.stop) > _MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {_MAX_STOPS} are allowed")
+def stop_strings(asked: pb.GenerationOptions, defaults: DecodingDefaults) -> tuple[str, ...]:
+    if not asked.stop:
+        return defaults.stop
+    if len(asked.stop) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(asked.stop)} strings; at most {MAX_STOPS} are allowed")
     for index, stop in enumerate(asked.stop):
-        if not 0 < len(stop) <= _MAX_STOP_LENGTH:
-            raise InvalidRequest(f"stop[{index}] has {len(stop)} characters; a stop string has 1 to {_MAX_STOP_LENGTH}")
+        if not 0 < len(stop) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(f"stop[{index}] has {len(stop)} characters; a stop string has 1 to {MAX_STOP_LENGTH}")
     return tuple(asked.stop)

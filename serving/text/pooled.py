@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from beamline.serving.engine.async_engine import AnyEngine, read_all
 from beamline.serving.engine.outputs import Pooled
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
-from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers, ignore
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.model_card import Tokenizer
 
@@ -39,7 +38,7 @@ class PooledModel:
         engine: AnyEngine,
         tokenizer: Tokenizer,
         limits: TextLimits,
-        workers: Executor,
+        workers: TextWorkers,
         observe: ObserveHostTime = ignore,
     ) -> None:
         self._observe = observe
@@ -138,11 +137,13 @@ class PooledModel:
 
         time = HostTime()
         with time.reads():
-            sources = await run_where_it_fits(self._workers, size, lambda: self._sources(inputs, truncate))
+            sources = await self._workers.run(size, lambda: self._sources(inputs, truncate))
         requests = [Request(source) for source in sources]
         found = await read_all(self._engine, requests, deadline, self._limits.max_in_flight)
+        values = sum(output.size for pooled in found for output in pooled.outputs.values())
         with time.writes():
-            answer = write([(len(source), pooled) for source, pooled in zip(sources, found, strict=True)])
+            read = [(len(source), pooled) for source, pooled in zip(sources, found, strict=True)]
+            answer = await self._workers.run(values, lambda: write(read))
         self._observe(time, len(sources))
         return answer
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from beamline.serving.contract.files import read_text
 from beamline.serving.errors import InvalidRequest, ModelError
 from beamline.serving.text.byte_text import ByteSpec, ByteText
 from beamline.serving.text.sentencepiece import MarianSpec, MarianText, SentencePieceSpec, SentencePieceText
@@ -43,7 +44,7 @@ class TextTokenizer:
     def load(cls, path: str | Path) -> TextTokenizer:
         path = Path(path)
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(read_text(path)))
         except Exception as error:  # the Rust library raises bare Exceptions
             raise ModelError(f"{path} is not a tokenizer that can be served: {error!r}") from error
 

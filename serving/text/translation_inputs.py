@@ -15,6 +15,7 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.inputs import InputReader
+from beamline.serving.text.languages import Direction, LanguageReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import bounded_by_source, decoding_options, trace_candidates
 from beamline.serving.text.splitting import Layout, split
@@ -35,16 +36,18 @@ class TranslationReader:
         self._target = target
         self._limits = limits
         self._inputs = InputReader(card.name, "translate", limits)
+        self._languages = LanguageReader(card)
 
     def read(self, request: pb.TranslateRequest) -> list[PreparedInput]:
-        self._check_language("source_language", request.source_language, self._card.source_languages)
-        self._check_language("target_language", request.target_language, self._card.target_languages)
+        text = any(item.WhichOneof("kind") == "text" for item in request.inputs)
+        direction = self._languages.read(request.source_language, request.target_language, text=text)
         self._inputs.check_count(len(request.inputs))
         asked = request.options
         self._inputs.check_size("options.target_prefix", asked.target_prefix)
-        options = decoding_options(asked, self._card, self._target)
+        options = decoding_options(asked, self._card, self._target, direction)
+        split_sentences = asked.split_sentences
         prepared = [
-            self._bounded(self._read_input(f"inputs[{index}]", item, options, asked.split_sentences), asked)
+            self._bounded(self._read_input(f"inputs[{index}]", item, options, direction, split_sentences), asked)
             for index, item in enumerate(request.inputs)
         ]
         sequences = sum(len(item.requests) for item in prepared)
@@ -65,15 +68,6 @@ class TranslationReader:
                 request.options = bounded_by_source(request.options, defaults, request.source_length)
         return prepared
 
-    def _check_language(self, field: str, asked: str, known: Sequence[str]) -> None:
-        if not asked or asked in known:
-            return
-        if not known:
-            raise InvalidRequest(
-                f"{field} is {asked[:40]!r}, but model {self._card.name} has no choice of languages: leave it empty"
-            )
-        raise InvalidRequest(f"{field} is {asked[:40]!r}; model {self._card.name} knows {', '.join(known)}")
-
     def _check_count(self, sequences: int) -> None:
         """A text of nothing but full stops has as many parts as letters."""
         limit = self._limits.max_sequences
@@ -82,13 +76,18 @@ class TranslationReader:
                 f"the call was split into {sequences} parts; at most {limit} are allowed: send it in several calls"
             )
 
-    def _read_input(self, where: str, item: pb.Input, options: DecodingOptions, split_sentences: bool) -> PreparedInput:
+    def _read_input(
+        self, where: str, item: pb.Input, options: DecodingOptions, direction: Direction, split_sentences: bool
+    ) -> PreparedInput:
         if self._card.feature_width:
             return PreparedInput((Request(options=options, features=self._features(where, item)),))
         is_text = item.WhichOneof("kind") == "text"
         if is_text and split_sentences:
-            return self._read_parts(where, self._inputs.text(f"{where}.text", item.text), options)
+            return self._read_parts(where, self._inputs.text(f"{where}.text", item.text), options, direction)
         ids = self._inputs.read(where, item, self._source, self._card.vocabulary.source_size, "source vocabulary")
+        if is_text:
+            self._languages.completed(direction, f"{where}.text", ids)
+            ids = direction.around(ids)
         return self._whole(f"{where}.text" if is_text else f"{where}.token_ids", ids, options, can_split=is_text)
 
     def _features(self, where: str, item: pb.Input) -> NDArray[np.float32]:
@@ -128,14 +127,20 @@ class TranslationReader:
             raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")
         return PreparedInput((Request(tuple(ids), options),))
 
-    def _read_parts(self, where: str, text: str, options: DecodingOptions) -> PreparedInput:
-        layout, ids = split(text, self._source, self._card.limits.max_source_length)
+    def _read_parts(self, where: str, text: str, options: DecodingOptions, direction: Direction) -> PreparedInput:
+        layout, ids = split(text, self._source, self._card.limits.max_source_length - direction.length)
+        # The first part has the language that the text itself names; those behind it get the same.
+        later_parts = self._languages.completed(direction, f"{where}.text", ids[0] if ids else ())
         if len(ids) > 1:
             self._check_joinable(where, len(ids), options)
         # The translation begins with the prefix, not each of its sentences.
         later = replace(options, prefix=())
         requests = [
-            self._whole(f"{where}.text, part {index + 1},", part_ids, later if index else options).requests[0]
+            self._whole(
+                f"{where}.text, part {index + 1},",
+                (later_parts if index else direction).around(part_ids),
+                later if index else options,
+            ).requests[0]
             for index, part_ids in enumerate(ids)
         ]
         return PreparedInput(tuple(requests), layout)

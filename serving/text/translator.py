@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from concurrent.futures import Executor
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -12,13 +11,15 @@ from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine, decode_all
 from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.stream import Stream
-from beamline.serving.text.host_work import HostTime, ObserveHostTime, ignore, run_where_it_fits
+from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers, ignore
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
 from beamline.serving.text.search_traces import search_step
 from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
+
+_WRITTEN_BYTES = 8  # for each token of an answer, at least
 
 
 class Translator:
@@ -29,7 +30,7 @@ class Translator:
         source: Tokenizer,
         target: Tokenizer,
         limits: TextLimits,
-        workers: Executor,
+        workers: TextWorkers,
         observe: ObserveHostTime = ignore,
     ) -> None:
         self.card = card
@@ -37,7 +38,7 @@ class Translator:
         self._reader = TranslationReader(card, source, target, limits)
         self._replies = ReplyBuilder(source, target)
         self._target = target
-        self._scorer = TextScorer(card, engine, source, target, limits, observe)
+        self._scorer = TextScorer(card, engine, source, target, limits, workers, observe)
         self._limits = limits
         self._workers = workers
         self._observe = observe
@@ -46,12 +47,12 @@ class Translator:
         """`deadline` is on `time.monotonic()`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._reader.read(request))
+            prepared = await self._workers.run(request.ByteSize(), lambda: self._reader.read(request))
         requests = [each for item in prepared for each in item.requests]
         results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight)
         with time.writes():
             write = partial(self._response, request, prepared, results)
-            response = await run_where_it_fits(self._workers, request.ByteSize(), write)
+            response = await self._workers.run(_WRITTEN_BYTES * _tokens(results), write)
         self._observe(time, len(requests))
         return response
 
@@ -59,7 +60,7 @@ class Translator:
         """The pieces of every input's translation, as they come. Leave it through `contextlib.aclosing`."""
         time = HostTime()
         with time.reads():
-            prepared = await run_where_it_fits(self._workers, request.ByteSize(), lambda: self._reader.read(request))
+            prepared = await self._workers.run(request.ByteSize(), lambda: self._reader.read(request))
         growing = [GrowingTranslation(item, self._target) for item in prepared]
         places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.requests))]
         requests = [each for item in prepared for each in item.requests]
@@ -101,3 +102,9 @@ class Translator:
                 self._replies.translation(item, [next(remaining) for _ in item.requests], wanted) for item in prepared
             ],
         )
+
+
+def _tokens(results: Sequence[Result]) -> int:
+    """Of all hypotheses; each has a row of the alignment, where that is wanted."""
+    found = (hypothesis for result in results for hypothesis in result.hypotheses)
+    return sum(len(each.tokens) + sum(map(len, each.alignment or ())) for each in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -17,6 +16,7 @@ from beamline.serving.config import ServeConfig, TextLimits
 from beamline.serving.in_process import InProcess
 from beamline.serving.models.loader import ModelLoader
 from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.text.host_work import TextWorkers
 from tests.serving.doubles import EngineDouble, makers
 from tests.serving.fake_lm import GatedEngine
 
@@ -84,7 +84,7 @@ class AsyncLoadedCaller(AsyncCaller):
 def in_process(engine: EngineDouble | GatedEngine, timeout: float | None = None, **limits: int) -> LoadedModel:
     """A model with this engine. Its queue is the engine's."""
     made = makers(engine) if isinstance(engine, EngineDouble) else engine.makers()
-    workers = ThreadPoolExecutor(2, thread_name_prefix="beamline-text")
+    workers = TextWorkers()
     loader = ModelLoader(ServeConfig(fake=True, text=TextLimits(**limits)), made, Metrics(), workers)
     return LoadedModel(InProcess(loader.fakes()[0], made.thread(), workers), timeout)
 

@@ -85,6 +85,31 @@ class TestDeadlinesAndCancellation:
             assert len(pieces) == 1
             await engine.until(lambda _: len(engine.cancelled) == 1)
 
+    async def test_a_closed_synchronous_stream_is_cancelled_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not only when the garbage collector comes to the call: here the call is kept."""
+        engine = GatedEngine(gate=True)
+        async with serving(engine) as server:
+            with Client(server.grpc_address) as client:
+                kept: list[Any] = []
+                opened = client._channel.unary_stream
+
+                def keeping(*arguments: Any) -> Any:
+                    method: Any = opened(*arguments)
+
+                    def call(*given: Any, **options: Any) -> Any:
+                        kept.append(method(*given, **options))
+                        return kept[-1]
+
+                    return call
+
+                monkeypatch.setattr(client._channel, "unary_stream", keeping)
+                engine.permit(4)
+                stream = client.generate_stream("A long prompt that is echoed")
+                await asyncio.to_thread(next, stream)
+                stream.close()
+                await engine.until(lambda _: len(engine.cancelled) == 1)
+                assert kept[0].cancelled()
+
     async def test_a_cancelled_task_cancels_its_stream(self) -> None:
         engine = EngineDouble(held=True)
         async with running(engine) as server, AsyncClient(server.grpc_address) as client:

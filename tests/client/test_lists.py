@@ -8,12 +8,14 @@ from typing import Any, get_type_hints
 import pytest
 
 from beamline import types
-from beamline.errors import InvalidItem, InvalidRequest, ModelNotFound
+from beamline.errors import InternalError, InvalidItem, InvalidRequest, ModelNotFound
 from beamline.protos import beamline_pb2 as pb
+from beamline.serving.engine.request import Request
+from beamline.serving.errors import ComputeError
 from beamline.types import Features, Message, TokenIds
 from tests.client.callers import Scripted, scripted, texts
 from tests.client.conftest import MakeCaller
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import EngineDouble, echo, running
 from tests.serving.fake_lm import GatedEngine, serving
 
 MANY = [f"text {number}" for number in range(1100)]  # more than a server takes in one call
@@ -93,6 +95,21 @@ async def test_errors_are_returned_in_their_places(caller: MakeCaller) -> None:
             await client("translate", ["a", "b"], beam_size=99, return_errors=True)
         with pytest.raises(ModelNotFound):
             await client("translate", ["a", "b"], model="nonesuch", return_errors=True)
+
+
+async def test_what_fails_inside_the_server_fails_alone(caller: MakeCaller) -> None:
+    def answer(request: Request) -> Any:
+        return ComputeError("not a number") if len(request.source) > 6 else echo(request)
+
+    given = ["a"] * 20
+    given[7] = "a longer text"
+    async with running(EngineDouble(answer=answer)) as server:
+        client = caller(server.grpc_address)
+        answers = await client("translate", given, return_errors=True)
+        assert isinstance(answers.pop(7), InternalError)
+        assert texts(answers) == ["a"] * 19
+        with pytest.raises(InternalError, match="could not compute this request"):
+            await client("translate", given)
 
 
 async def test_prompts_too(caller: MakeCaller) -> None:

@@ -22,6 +22,7 @@ from beamline.serving.contract.tensorrt_plans import read_cards
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import ConversionError, ParityFailure
 from beamline.serving.models.repository import scan, verify
+from beamline.version import beamline_version
 from tests.support.checkpoints import (
     EOS,
     TorchShape,
@@ -275,6 +276,14 @@ def test_versions_are_counted_on(reference_source: Path, tmp_path: Path) -> None
     with pytest.raises(ConversionError, match="a version is a whole number from 1 on, not 0"):
         converter.convert("de", tmp_path, 0)
     assert sorted(path.name for path in (tmp_path / "de").iterdir()) == ["1", "2", "3", "7", "8"]
+
+
+@pytest.mark.usefixtures("quick_conversion")
+def test_the_certificate_says_which_versions_made_it(reference_source: Path, tmp_path: Path) -> None:
+    converter_for(reference_source).convert("de", tmp_path)
+    recorded = json.loads((tmp_path / "de/1/parity.json").read_text())["created_with"]
+    assert recorded["beamline"] == beamline_version() != "unknown"
+    assert recorded["torch"].startswith("2.")
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../de", "a/b", "a b", "-x", "ä", "x" * 101, "a\n"])

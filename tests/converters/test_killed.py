@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
 import subprocess
 import time
@@ -104,6 +105,26 @@ def test_kills_all_over_a_conversion(reference_source: Path, tmp_path: Path) -> 
     manifest, _ = converter_for(reference_source).convert("de", tmp_path)
     assert manifest.version == complete + 1
     assert not list((tmp_path / "de").glob(".*"))
+
+
+FEW_BYTES = 100_000  # fewer than the weights have
+
+
+@pytest.mark.full
+def test_a_disk_that_is_full_is_told_and_nothing_is_left(reference_source: Path, tmp_path: Path) -> None:
+    def limit_files() -> None:
+        """A file that grows beyond it is an error, as on a full disk, and not a signal."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FEW_BYTES, FEW_BYTES))
+
+    command = beamline("convert", str(reference_source), "--name", "de", "--repo", str(tmp_path / "repository"))
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, preexec_fn=limit_files
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "there is no space left" in ended.stderr.splitlines()[-1]
+    assert not list((tmp_path / "repository").iterdir())
 
 
 @pytest.mark.full

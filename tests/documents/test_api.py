@@ -86,11 +86,11 @@ def test_the_limits_are_those_of_the_code() -> None:
         "texts of a Score": scoring._MAX_TEXTS,
         "tokens of a Score": scoring._MAX_TOKENS,
         "messages of a chat": generator._MAX_MESSAGES,
-        "`stop` strings": options._MAX_STOPS,
-        "characters of a `stop` string": options._MAX_STOP_LENGTH,
-        "entries of `logit_bias`": options._MAX_BIASED,
-        "ids of `suppress_tokens`": options._MAX_SUPPRESSED,
-        "`top_k`": options._TOP_K,
+        "`stop` strings": options.MAX_STOPS,
+        "characters of a `stop` string": options.MAX_STOP_LENGTH,
+        "entries of `logit_bias`": options.MAX_BIASED,
+        "ids of `suppress_tokens`": options.MAX_SUPPRESSED,
+        "`top_k`": options.TOP_K,
         "`top_log_probs`": REPORTED,
         "tokens that a reader of a stream may be behind (`RESOURCE_EXHAUSTED`)": text.max_unread_tokens,
     }
@@ -98,7 +98,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     for name, bounds in (
         ("length_penalty", options.LENGTH_PENALTY),
         ("repetition_penalty", options.REPETITION_PENALTY),
-        ("frequency_penalty", options._PENALTY),
+        ("frequency_penalty", options.PENALTY),
     ):
         assert re.search(rf"`{name}` {bounds[0]:g} to {bounds[1]:g}|`{name}` is {bounds[0]:g} to {bounds[1]:g}", ranges)
-    assert f"`temperature` 0 or {options._TEMPERATURE[0]:g} to {options._TEMPERATURE[1]:g}" in ranges
+    assert f"`temperature` 0 or {options.TEMPERATURE[0]:g} to {options.TEMPERATURE[1]:g}" in ranges

@@ -32,11 +32,13 @@ TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5, "int8": 0.01, "i
 SAME_BEST = {"float32": 1.0, "float16": 0.8, "bfloat16": 0.5, "int8": 0.9, "int4": 0.9}
 # What the host may ask of CUDA in a step. None of it waits, where the host's memory is pinned.
 ASYNCHRONOUS = {
-    "cudaSetDevice",
-    "cudaMemcpyAsync",
-    "cudaGraphLaunch",
-    "cudaEventCreateWithFlags",
-    "cudaEventRecord",
+    "cuCtxSetCurrent",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyDtoDAsync",
+    "cuGraphLaunch",
+    "cuEventCreate",
+    "cuEventRecord",
 }
 SOURCES = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16], [17]]
 BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)
@@ -97,7 +99,7 @@ def test_the_engine_gives_the_same_answers(on_gpu: OnGpu) -> None:
 
 
 class Counted:
-    """CUDA's runtime, and what is asked of it: names, and the host's memory in copies."""
+    """CUDA's driver, and what is asked of it: names, and the host's memory in copies."""
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
@@ -106,16 +108,14 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cuda, name)
-        if not name.startswith("cuda") or not callable(found) or isinstance(found, type):
+        if not name.startswith("cu") or not callable(found) or isinstance(found, type):
             return found
 
         def call(*arguments: Any) -> Any:
             self.calls.append(name)
-            if name == "cudaMemcpyAsync":
-                kinds = self._cuda.cudaMemcpyKind
-                of_host = {kinds.cudaMemcpyHostToDevice: 1, kinds.cudaMemcpyDeviceToHost: 0}
-                if arguments[3] in of_host:
-                    self.host.append(arguments[of_host[arguments[3]]])
+            of_host = {"cuMemcpyHtoDAsync": 1, "cuMemcpyDtoHAsync": 0}
+            if name in of_host:
+                self.host.append(arguments[of_host[name]])
             return found(*arguments)
 
         return call
@@ -137,14 +137,14 @@ def test_the_host_waits_once_per_step(on_gpu: OnGpu) -> None:
         backend.launch(no_inputs(4, 4))  # the next one is asked for before this one is waited for
         assert set(counted.calls) <= ASYNCHRONOUS
         backend.collect()
-        assert set(counted.calls) - ASYNCHRONOUS == {"cudaEventSynchronize", "cudaEventDestroy"}
-        assert counted.calls.count("cudaEventSynchronize") == 1
+        assert set(counted.calls) - ASYNCHRONOUS == {"cuEventSynchronize"}
+        assert counted.calls.count("cuEventSynchronize") == 1
         counted.calls.clear()
     assert device.waits == before + 10
     assert counted.host
     for address in counted.host:  # a copy from or to pageable memory would wait
-        _, attributes = cuda.cudaPointerGetAttributes(address)
-        assert attributes.type == cuda.cudaMemoryType.cudaMemoryTypeHost
+        wanted = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        assert cuda.cuPointerGetAttribute(wanted, address)[1] == cuda.CUmemorytype.CU_MEMORYTYPE_HOST
 
 
 def test_recorded_steps_are_the_same(on_gpu: OnGpu) -> None:

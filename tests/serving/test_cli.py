@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import sys
 from pathlib import Path
@@ -67,8 +68,25 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
         "beamline: beamline convert needs torch, which is not installed: "
-        "in this project's folder, pip install '.[convert]'\n"
+        "in this project's folder, pip install '.[cpu,convert]'\n"
     )
+
+
+def test_what_serving_needs_comes_with_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    for module in ("onnx", "onnxruntime"):
+        assert main(["greet", "x"], commands(ModuleNotFoundError(module, name=module))) == 2
+        assert "pip install '.[cpu]'\n" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "x"], commands(OSError(errno.ENOSPC, "No space left on device", "a/weights.bin"))) == 2
+    said = capsys.readouterr().err
+    assert (
+        said
+        == "beamline: there is no space left for a/weights.bin (No space left on device): make some, and try again\n"
+    )
+    with pytest.raises(PermissionError):
+        main(["greet", "x"], commands(PermissionError(errno.EACCES, "no")))
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:

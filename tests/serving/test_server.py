@@ -157,7 +157,8 @@ async def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
             taken = int(address.rpartition(":")[2])
             config = ServeConfig(**{"fake": True, "grpc_port": 0, "metrics_port": 0, name: taken})  # type: ignore[arg-type]
             second = Server(config, replace(makers(EngineDouble()), fake=never))
-            with pytest.raises(BeamlineError, match=f"can't listen on 127.0.0.1:{taken}"):
+            option = f"--{name.replace('_', '-')}"
+            with pytest.raises(BeamlineError, match=f"can't listen on 127.0.0.1:{taken}.*choose another {option} "):
                 await second.start()
 
 
@@ -202,6 +203,27 @@ async def test_a_repository_without_a_model_is_an_error(tmp_path: Path, broken: 
     server = Server(replace(ANY_PORT, repository=tmp_path), EngineDoubles().makers)
     with pytest.raises(ModelError, match=r"step.onnx does not exist" if broken else "it is empty"):
         await server.start()
+
+
+async def test_a_repository_that_is_none_is_told_with_the_one_that_is(tmp_path: Path) -> None:
+    version = write_version(tmp_path, "de", 1)
+    for wrong in (version, version.parent):
+        server = Server(replace(ANY_PORT, repository=wrong), EngineDoubles().makers)
+        with pytest.raises(ModelError, match=f"not a repository.*: give --repo {tmp_path}$"):
+            await server.start()
+
+
+async def test_a_call_to_the_operators_port_is_told_where_to_go() -> None:
+    async with running(EngineDouble()) as server:
+        code, said = await asyncio.to_thread(get, server.metrics_address, "/v1/translate")
+        host, _, port = server.metrics_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        as_grpc = await reader.read()
+        writer.close()
+    assert code == 404
+    assert "calls go to --http-port (8000)" in said
+    assert b"gRPC has a port of its own" in as_grpc
 
 
 async def test_the_real_fake_engine_echoes_through_everything() -> None:

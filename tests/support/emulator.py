@@ -7,6 +7,7 @@ not bound, caches that are not aliased, a context that is changed after it was r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from beamline.converters.tensorrt.build import Built, save
 from beamline.converters.tensorrt.library import Library
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents
 from beamline.converters.tensorrt.version import graphs
-from beamline.serving.backends.device import ALIGNMENT, item_bytes, sizes_of
+from beamline.serving.backends.device import ALIGNMENT, MemoryUse, Pitches, item_bytes, sizes_of
 from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.tensorrt import TensorRtRunner
@@ -40,7 +41,7 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.stream = 0
-        self.waits = 0
+        self.waits = self.copies = self.copied_bytes = 0
         self.recorded = 0
         self.replayed = 0
         self._buffers: dict[int, NDArray[np.uint8]] = {}
@@ -62,6 +63,9 @@ class EmulatedDevice:
     def free(self, address: int) -> None:
         if address in self._buffers:
             self._ask(lambda: self._buffers.pop(address, None))
+
+    def reserve(self, scratch: int, index: int) -> None:
+        pass
 
     def populate(self, address: int, start: int, nbytes: int) -> int:
         return 0
@@ -135,13 +139,30 @@ class EmulatedDevice:
 
         self._ask(copy)
 
-    def move(self, target: int, source: int, nbytes: int, rows: int, pitches: tuple[int, int]) -> None:
-        def copy() -> None:
-            kept = [self.bytes_at(source + row * pitches[1], nbytes).copy() for row in range(rows)]
-            for row in range(rows):
-                self.bytes_at(target + row * pitches[0], nbytes)[...] = kept[row]
+    def relayout(
+        self,
+        address: int,
+        slots: int,
+        rows: int,
+        nbytes: int,
+        old: Pitches,
+        new: Pitches,
+        clear: Callable[[int | None], None] | None,
+    ) -> None:
+        kept: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
-        self._ask(copy)
+        def read() -> None:
+            for slot, row in itertools.product(range(slots), range(rows)):
+                kept[slot, row] = self.bytes_at(address + slot * old.slot + row * old.row, nbytes).copy()
+
+        def write() -> None:
+            for (slot, row), values in kept.items():
+                self.bytes_at(address + slot * new.slot + row * new.row, nbytes)[...] = values
+
+        self._ask(read)
+        if clear is not None:
+            clear(None)
+        self._ask(write)
 
     def gather(self, target: int, source: int, index: Ints, entry: int, rows: int, pitches: tuple[int, int]) -> None:
         wanted: list[int] = index.tolist()  # as it is now
@@ -191,6 +212,13 @@ class EmulatedDevice:
         self.waits += 1
         while self._done < mark:
             self._queue.pop(0)()
+
+    def forget(self, mark: int) -> None:
+        pass
+
+    def memory(self) -> MemoryUse:
+        used = sum(len(buffer) for buffer in self._buffers.values())
+        return MemoryUse(used, used, 2**40 - used, 2**40)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         self.begin_recording()
@@ -284,6 +312,9 @@ class EmulatedContext:
     def _refuse_change(self) -> None:
         if self._recorded:
             raise Refused("a context was changed after a recording of it was made")
+
+    def last_error(self) -> str:
+        return "the emulator refused it"
 
     def enqueue(self) -> bool:
         if set(self._shapes) != set(self._inputs):

@@ -109,7 +109,8 @@ def _seq2seq_answers(
     weights: str,
 ) -> list[list[dict[str, Any]]]:
     vocabulary = model.manifest.vocabulary
-    given = {"length_penalty": 1.0, **options, "decoder_input_ids": torch.tensor([prompt])}
+    begin = {"decoder_input_ids": torch.tensor([prompt]), "decoder_start_token_id": prompt[0]}
+    given = {"length_penalty": 1.0, **options, **begin}
     ends = vocabulary.eos_ids
     return [
         _generate(model.original, source, beams, list(prompt), ends, vocabulary.pad_id, given) for source in sources

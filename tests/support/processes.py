@@ -10,7 +10,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +116,14 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(log: Path, *arguments: str, before: Callable[[], None] | None = None) -> Iterator[ServerProcess]:
+def serving(
+    log: Path, *arguments: str, before: Callable[[], None] | None = None, program: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     """A server that answers. What it says on standard error goes to `log`. At the end it is drained, and must
-    exit with 0, unless the test has ended it before. `before` is called in its process."""
+    exit with 0, unless the test has ended it before. `before` is called in its process; `program` is run in the place
+    of `beamline`."""
     ports = ("--grpc-port", "0", "--metrics-port", "0", "--http-port", "0")
-    command = beamline("serve", *ports, "--drain-delay", "0", *arguments)
+    command = [*(program or beamline()), "serve", *ports, "--drain-delay", "0", *arguments]
     with (
         log.open("w") as errors,
         subprocess.Popen(

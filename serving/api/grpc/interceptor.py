@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -21,30 +22,41 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from beamline.serving.api.grpc.late_calls import LateCalls
+from beamline.serving.api.grpc.patient_context import PatientContext
 from beamline.serving.api.guard import CallRecord, Guard
-from beamline.serving.api.status import Status, StatusCode
+from beamline.serving.api.status import Status, StatusCode, first_failure
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
-from beamline.serving.errors import InvalidRequest, RequestError, ShuttingDown, Unimplemented
+from beamline.serving.errors import InvalidRequest, RequestError, ShuttingDown, SlowReader, Unimplemented
 from beamline.serving.security.access import Client
+
+log = logging.getLogger(__name__)
 
 Headers = Mapping[str, str]
 Behaviour = Callable[[Any, Any], Any]
+CheckSize = Callable[[int], None]  # raises a `RequestError`
 
 _PUSHBACK = "grpc-retry-pushback-ms"  # read by gRPC clients with a retry policy: when to try again
 _FIRST_MESSAGE_SECONDS = 1.0
+_STATUS_SECONDS = 1.0  # for the status of a call that nobody reads
 
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Takes the place of a request that could not be decoded, until there is a context to abort."""
+    """Takes the place of a request that could not be decoded, or should not, until there is a context to abort."""
 
-    reason: str
+    error: RequestError
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-arg, unused-ignore]
-    def __init__(self, guard: Guard, late_calls: LateCalls) -> None:
+    def __init__(
+        self, guard: Guard, late_calls: LateCalls, check_size: CheckSize, write_seconds: float | None = None
+    ) -> None:
+        """`check_size` is asked before a request of so many bytes is decoded. `write_seconds`: how long a message may
+        wait for its reader."""
+        self._check_size = check_size
         self._guard = guard
         self._late_calls = late_calls
+        self._write_seconds = write_seconds
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -55,7 +67,8 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
         outcome = self._guard.examine(method, headers)
         if isinstance(outcome, RequestError):
             return self._refusal(method, headers, outcome, handler.request_streaming)
-        return _guarded(handler, _GuardedCall(self._guard, self._late_calls, method, headers, outcome))
+        call = _GuardedCall(self._guard, self._late_calls, method, headers, outcome, self._write_seconds)
+        return _guarded(handler, call, self._check_size)
 
     def _refusal(self, method: str, headers: Headers, outcome: RequestError, streaming: bool) -> Any:
         async def refuse(requests: Any, context: Any) -> None:
@@ -75,9 +88,18 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, type-a
 class _GuardedCall:
     """Wraps a method's behaviour for one call."""
 
-    def __init__(self, guard: Guard, late_calls: LateCalls, method: str, headers: Headers, client: Client) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        late_calls: LateCalls,
+        method: str,
+        headers: Headers,
+        client: Client,
+        write_seconds: float | None,
+    ) -> None:
         self._guard = guard
         self._late_calls = late_calls
+        self._write_seconds = write_seconds
         self._method = method
         self._headers = headers
         self._client = client
@@ -85,7 +107,7 @@ class _GuardedCall:
     def unary(self, behaviour: Behaviour) -> Behaviour:
         async def guarded(request: Any, context: Any) -> Any:
             async with self._around(context):
-                return await behaviour(_decoded(request), context)
+                return await behaviour(_decoded(request), PatientContext(context, self._write_seconds))
 
         return guarded
 
@@ -122,10 +144,15 @@ class _GuardedCall:
     async def _fail(self, error: Exception, context: Any, record: CallRecord) -> None:
         status = self._guard.failure(error, self._method, self._headers[REQUEST_ID])
         record.code = status.code
-        await _abort(context, status, self._headers)
+        if not isinstance(first_failure(error), SlowReader):
+            return await _abort(context, status, self._headers)
+        log.warning("%s: %s (request id %s)", self._method, status.message, self._headers[REQUEST_ID])
+        with suppress(TimeoutError):  # whoever reads nothing reads no status either
+            async with asyncio.timeout(_STATUS_SECONDS):
+                await _abort(context, status, self._headers)
 
 
-def _guarded(handler: Any, call: _GuardedCall) -> Any:
+def _guarded(handler: Any, call: _GuardedCall, check_size: CheckSize) -> Any:
     """A handler of the same kind, whose behaviour is guarded."""
     kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
     behaviour: Behaviour = getattr(handler, kind)
@@ -137,7 +164,9 @@ def _guarded(handler: Any, call: _GuardedCall) -> Any:
         guarded = call.unary(partial(_unimplemented, streaming=handler.request_streaming))
         kind = "stream_stream"  # as for a refusal
     make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(guarded, _lenient(handler.request_deserializer), handler.response_serializer)
+    if handler.request_streaming:  # one of many must not end them all
+        check_size = _any_size
+    return make(guarded, _lenient(handler.request_deserializer, check_size), handler.response_serializer)
 
 
 async def _await_first_message(context: Any, streaming: bool) -> None:
@@ -192,12 +221,19 @@ def _headers(metadata: Any) -> Headers:
     return with_request_id({key: value for key, value in metadata or () if isinstance(value, str)})
 
 
-def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _any_size(size: int) -> None:
+    pass
+
+
+def _lenient(decode: Callable[[bytes], Any], check_size: CheckSize) -> Callable[[bytes], Any]:
     def decode_or_explain(data: bytes) -> Any:
         try:
+            check_size(len(data))
             return decode(data)
+        except RequestError as error:
+            return Undecodable(error)
         except DecodeError as error:
-            return Undecodable(f"the request can't be decoded: {error}. Text must be UTF-8")
+            return Undecodable(InvalidRequest(f"the request can't be decoded: {error}. Text must be UTF-8"))
 
     return decode_or_explain
 
@@ -207,7 +243,7 @@ def _decoded(request: Any) -> Any:
     if hasattr(request, "__aiter__"):
         return _each_decoded(request)
     if isinstance(request, Undecodable):
-        raise InvalidRequest(request.reason)
+        raise request.error
     return request
 
 

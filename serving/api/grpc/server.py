@@ -9,7 +9,7 @@ import grpc
 
 from beamline.serving.api.grpc import inference_service, reflection
 from beamline.serving.api.grpc.health import Health
-from beamline.serving.api.grpc.interceptor import GuardInterceptor
+from beamline.serving.api.grpc.interceptor import CheckSize, GuardInterceptor
 from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import Inference
@@ -72,11 +72,13 @@ class GrpcServer:
         tls: ServerTls | None,
         max_connections: int,
         keepalive_seconds: float,
+        check_size: CheckSize,
         max_connection_seconds: float | None = None,
+        write_seconds: float | None = None,
     ) -> None:
         self._late_calls = LateCalls()
         self._server: Any = grpc.aio.server(
-            interceptors=[GuardInterceptor(guard, self._late_calls)],
+            interceptors=[GuardInterceptor(guard, self._late_calls, check_size, write_seconds)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", -1),
@@ -100,7 +102,10 @@ class GrpcServer:
                 else self._server.add_secure_port(address, tls.grpc_credentials())
             )
         except RuntimeError as error:
-            raise BeamlineError(f"the gRPC server can't listen on {address}: is the port in use?") from error
+            raise BeamlineError(
+                f"the gRPC server can't listen on {address}: another process has the port, or the address is not this "
+                "machine's: choose another --grpc-port (0: any free one) or --host"
+            ) from error
 
     async def start(
         self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client.exposition import gzip_accepted
@@ -24,7 +25,9 @@ from beamline.serving.errors import RequestError
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
+from beamline.serving.text.model_card import ModelCard
 
+_OPERATIONS = "this port has /metrics and /healthz; calls go to --http-port (8000) or, over gRPC, --grpc-port (8001)"
 _LIST_MODELS = f"/{SERVICE}/ListModels"  # no gRPC method, but it needs the scope of those
 
 
@@ -40,7 +43,10 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
             content, headers["content-encoding"] = gzip.compress(content, compresslevel=1), "gzip"
         return Response(content, headers=headers)
 
-    return Starlette(routes=[Route("/metrics", show_metrics), *_health(lifecycle)])
+    return Starlette(
+        routes=[Route("/metrics", show_metrics), *_health(lifecycle)],
+        exception_handlers={HTTPException: partial(routing_error, hint=_OPERATIONS)},
+    )
 
 
 def gateway_app(
@@ -49,6 +55,8 @@ def gateway_app(
     lifecycle: Lifecycle,
     guard: Guard,
     max_body_bytes: int,
+    max_inputs: int,
+    write_seconds: float | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """For clients; `more` is what else the server has to tell."""
@@ -59,11 +67,11 @@ def gateway_app(
         return JSONResponse({"models": list(_cards(models))})
 
     async def description(request: Request) -> Response:
-        return JSONResponse(openapi())
+        return JSONResponse(openapi(max_inputs))
 
     return Starlette(
         routes=[
-            *gateway.routes(inference, lifecycle, guard, max_body_bytes),
+            *gateway.routes(inference, lifecycle, guard, max_body_bytes, write_seconds),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
             *more,
@@ -113,8 +121,15 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
             "task": "translate" if card.translates else "generate",
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
+            "language_tags": _tags(card),
             "feature_width": card.feature_width,  # it reads vectors of so many values; 0: text
             "chat": card.chat_template is not None,
             "limits": card.limits.model_dump(mode="json"),
             "defaults": card.defaults.model_dump(mode="json", exclude_none=True),
         }
+
+
+def _tags(card: ModelCard) -> dict[str, str]:
+    """BCP-47's, by the codes of a model that knows several languages."""
+    known = card.languages
+    return {} if known is None else {each.code: each.bcp47 for each in (*known.source, *known.target) if each.bcp47}

@@ -31,6 +31,10 @@ _PAUSE_SECONDS = 0.2  # where the process has no file descriptor left
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
+_NO_HTTP = (
+    "This is no HTTP/1.1 request. gRPC has a port of its own (--grpc-port, 8001), and so has TLS or plain HTTP.\n"
+)
+
 Refused = Callable[[str], None]  # counts, by reason
 
 
@@ -94,6 +98,9 @@ class Connection(H11Protocol):
         if self.awaits_head and self.conn.trailing_data[0]:  # it has begun already
             self._unset_keepalive_if_required()
             self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(_NO_HTTP)
 
     def _watch(self) -> None:
         if not self.awaits_head:

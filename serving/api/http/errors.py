@@ -41,7 +41,7 @@ def error_body(status: Status, request_id: str) -> dict[str, Any]:
     return {"error": {"code": status.code.name, "message": status.message, "request_id": request_id}}
 
 
-async def routing_error(request: Request, error: Exception) -> Response:
+async def routing_error(request: Request, error: Exception, hint: str = "/docs says what there is") -> Response:
     """For a path that does not exist, or not with this method: Starlette's error in the shape of all others."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:_MAX_PATH]
@@ -49,7 +49,7 @@ async def routing_error(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "")
         status = Status(StatusCode.UNIMPLEMENTED, f"{path} knows no {request.method}; it knows {allowed}")
     else:
-        status = Status(StatusCode.NOT_FOUND, f"there is nothing at {path}; /docs says what there is")
+        status = Status(StatusCode.NOT_FOUND, f"there is nothing at {path}; {hint}")
     response = error_response(status, with_request_id(request.headers)[REQUEST_ID], error.status_code)
     response.headers.update(error.headers or {})
     return response

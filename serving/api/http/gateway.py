@@ -11,26 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from beamline.serving.api.guard import CallRecord, Guard
 from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
 from beamline.serving.api.http.errors import error_body, error_response
-from beamline.serving.api.http.json_messages import from_json, to_dict
+from beamline.serving.api.http.json_messages import from_json, to_json
+from beamline.serving.api.http.stalled import EventStream
 from beamline.serving.api.inference import Inference, Method
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, header_number, with_request_id
+from beamline.serving.errors import SlowReader
 from beamline.serving.lifecycle import Lifecycle
+from beamline.serving.text.host_work import TextWorkers, is_large
+
+log = logging.getLogger(__name__)
 
 _SMALL = 64 * 1024  # bytes of JSON that are parsed in about a millisecond; more would keep the event loop from others
+_MUCH = 2**20  # bytes, of a reply that is not worth measuring
 _BODY_SECONDS = 30.0
 _LEAST_BYTES_PER_SECOND = 16 * 1024
 _CLIENT_GONE = 499
@@ -38,20 +46,29 @@ _MAX_MILLISECONDS = 24 * 3600 * 1000
 T = TypeVar("T")
 
 
-def routes(inference: Inference, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int) -> list[Route]:
-    return [
-        Route(endpoint.path, _handler(endpoint, inference, lifecycle, guard, max_body_bytes), methods=["POST"])
-        for endpoint in ENDPOINTS
-    ]
+def routes(
+    inference: Inference, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int, write_seconds: float | None
+) -> list[Route]:
+    """`write_seconds`: how long an event may wait for its reader."""
+
+    def handler(endpoint: Endpoint) -> Callable[[Request], Any]:
+        return _handler(endpoint, inference, lifecycle, guard, max_body_bytes, write_seconds)
+
+    return [Route(endpoint.path, handler(endpoint), methods=["POST"]) for endpoint in ENDPOINTS]
 
 
 def _handler(
-    endpoint: Endpoint, inference: Inference, lifecycle: Lifecycle, guard: Guard, max_body_bytes: int
+    endpoint: Endpoint,
+    inference: Inference,
+    lifecycle: Lifecycle,
+    guard: Guard,
+    max_body_bytes: int,
+    write_seconds: float | None,
 ) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         streams = "text/event-stream" in request.headers.get("accept", "")
         method = endpoint.stream if streams and endpoint.stream is not None else endpoint.unary
-        call = _GatewayCall(guard, endpoint, method, request)
+        call = _GatewayCall(guard, endpoint, method, request, inference.workers, write_seconds)
         message = await call.admit(lifecycle, max_body_bytes)
         if isinstance(message, Response):
             return message
@@ -71,8 +88,18 @@ class _Refused(Exception):
 
 
 class _GatewayCall:
-    def __init__(self, guard: Guard, endpoint: Endpoint, method: Method, request: Request) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        endpoint: Endpoint,
+        method: Method,
+        request: Request,
+        workers: TextWorkers,
+        write_seconds: float | None,
+    ) -> None:
         self._guard = guard
+        self._workers = workers
+        self._write_seconds = write_seconds
         self._label = f"POST {endpoint.path}"
         self._method = method
         self._request = request
@@ -95,10 +122,11 @@ class _GatewayCall:
             milliseconds = header_number(self._headers, TIMEOUT, 1, _MAX_MILLISECONDS)
             self._deadline = None if milliseconds is None else time.monotonic() + milliseconds / 1000
             self._guarded.enter_context(self._guard.admit(self._method.full_name, self._headers, self._record))
-            async with lifecycle.arriving():
-                body = await _body(self._request, max_body_bytes)
-            kind = self._method.request
-            return await asyncio.to_thread(from_json, body, kind) if len(body) > _SMALL else from_json(body, kind)
+            async with _Body(self._workers) as body:
+                async with lifecycle.arriving():
+                    content = await body.read(self._request, max_body_bytes)
+                size = len(content) if len(content) > _SMALL else 0
+                return await self._workers.run(size, partial(from_json, content, self._method.request))
         except _Refused as refused:
             self._guard.count_refusal(refused.status.refusal or "invalid")
             return await self._refuse(refused.status, refused.http_code)
@@ -111,7 +139,8 @@ class _GatewayCall:
     async def unary(self, method: Callable[..., Any], message: Message) -> Response:
         try:
             reply = await self._while_connected(method(message, self._deadline))
-            response = JSONResponse(to_dict(reply), headers={REQUEST_ID: self._request_id})
+            content = await self._json(reply)
+            response = Response(content, headers={REQUEST_ID: self._request_id}, media_type="application/json")
         except Exception as error:
             return await self._fail(error)
         except BaseException:
@@ -131,23 +160,30 @@ class _GatewayCall:
             await self._cancelled()
             raise
         headers = {REQUEST_ID: self._request_id, "cache-control": "no-store"}
-        return StreamingResponse(self._events(first, replies), media_type="text/event-stream", headers=headers)
+        return EventStream(self._events(first, replies), self._write_seconds, headers)
 
-    async def _events(self, first: Message | None, replies: AsyncGenerator[Message]) -> AsyncIterator[str]:
+    async def _json(self, reply: Message) -> bytes:
+        """Of a large reply, beside the event loop."""
+        return await self._workers.run(_MUCH if is_large(reply) else 0, lambda: to_json(reply).encode())
+
+    async def _events(self, first: Message | None, replies: AsyncGenerator[Message]) -> AsyncGenerator[bytes]:
         async with self._guarded, aclosing(replies):
             try:
                 if first is not None:
-                    yield _event(to_dict(first))
+                    yield _event(await self._json(first))
                 async for reply in replies:
-                    yield _event(to_dict(reply))
-                yield _event({}, "end")
+                    yield _event(await self._json(reply))
+                yield _event(b"{}", "end")
             except (asyncio.CancelledError, GeneratorExit):
                 self._record.code = StatusCode.CANCELLED
                 raise
             except Exception as error:
                 status = self._guard.failure(error, self._label, self._request_id)
                 self._record.code = status.code
-                yield _event(error_body(status, self._request_id), "error")
+                if isinstance(error, SlowReader):
+                    log.warning("%s: %s (request id %s)", self._label, status.message, self._request_id)
+                body = json.dumps(error_body(status, self._request_id), ensure_ascii=False)
+                yield _event(body.encode(), "error")
 
     async def _while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Cancels the work and raises `ClientDisconnect` when the client disconnects."""
@@ -203,25 +239,41 @@ def _check_origin(headers: Mapping[str, str]) -> None:
         raise _Refused(sentence, 415, StatusCode.INVALID_ARGUMENT, "invalid")
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
-    """Within a limit of bytes, and of time: whoever sends slowly gets more of it for what has come."""
-    parts, size = [], 0
-    began = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(began + _BODY_SECONDS) as limit:
-            async for part in request.stream():
-                size += len(part)
-                if size > max_bytes:
-                    sentence = (
-                        f"the body is larger than {max_bytes} bytes, the most that is allowed: send it in several"
-                    )
-                    raise _Refused(sentence, 413, StatusCode.RESOURCE_EXHAUSTED, "too_large")
-                parts.append(part)
-                limit.reschedule(began + _BODY_SECONDS + size / _LEAST_BYTES_PER_SECOND)
-    except TimeoutError:
-        sentence = f"the body did not arrive in time: {size} bytes in {_BODY_SECONDS:g} s and more"
-        raise _Refused(sentence, 408, StatusCode.DEADLINE_EXCEEDED, "too_slow") from None
-    return b"".join(parts)
+class _Body:
+    """What has come of a request's body counts among the large requests that are here, until it is parsed."""
+
+    def __init__(self, workers: TextWorkers) -> None:
+        self._workers = workers
+        self._reserved = 0
+
+    async def __aenter__(self) -> _Body:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._workers.release(self._reserved)
+
+    async def read(self, request: Request, max_bytes: int) -> bytes:
+        """Within a limit of bytes, and of time: whoever sends slowly gets more of it for what has come."""
+        parts, size = [], 0
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(began + _BODY_SECONDS) as limit:
+                async for part in request.stream():
+                    size += len(part)
+                    if size > max_bytes:
+                        sentence = (
+                            f"the body is larger than {max_bytes} bytes, the most that is allowed: send it in several"
+                        )
+                        raise _Refused(sentence, 413, StatusCode.RESOURCE_EXHAUSTED, "too_large")
+                    if size > _SMALL:
+                        self._workers.reserve(size - self._reserved)
+                        self._reserved = size
+                    parts.append(part)
+                    limit.reschedule(began + _BODY_SECONDS + size / _LEAST_BYTES_PER_SECOND)
+        except TimeoutError:
+            sentence = f"the body did not arrive in time: {size} bytes in {_BODY_SECONDS:g} s and more"
+            raise _Refused(sentence, 408, StatusCode.DEADLINE_EXCEEDED, "too_slow") from None
+        return b"".join(parts)
 
 
 async def _disconnected(request: Request) -> None:
@@ -229,6 +281,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _event(data: dict[str, Any], name: str | None = None) -> str:
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+def _event(data: bytes, name: str | None = None) -> bytes:
+    head = b"" if name is None else b"event: %s\n" % name.encode()
+    return b"%sdata: %s\n\n" % (head, data)

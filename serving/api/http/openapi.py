@@ -12,7 +12,10 @@ from google.protobuf.message import Message
 from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
 from beamline.serving.api.http.operating import DESCRIPTIONS
 from beamline.serving.api.http.proto_comments import comments
-from beamline.serving.contract.call import PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
+from beamline.serving.config import TextLimits
+from beamline.serving.contract.backend import REPORTED
+from beamline.serving.contract.call import LOWEST_PRIORITY, MOST_MILLISECONDS, PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
+from beamline.serving.text import options
 from beamline.version import beamline_version
 
 _F = FieldDescriptor
@@ -23,16 +26,54 @@ _SCALARS: dict[int, dict[str, Any]] = {
     _F.TYPE_BOOL: {"type": "boolean"},
     _F.TYPE_FLOAT: {"type": "number", "format": "float"},
     _F.TYPE_DOUBLE: {"type": "number", "format": "double"},
-    _F.TYPE_INT32: {"type": "integer", "format": "int32"},
-    _F.TYPE_UINT32: {"type": "integer", "minimum": 0},
-    _F.TYPE_INT64: {"type": "string", "format": "int64"},
-    _F.TYPE_UINT64: {"type": "string", "format": "uint64"},
+    _F.TYPE_INT32: {"type": "integer", "format": "int32", "minimum": -(2**31), "maximum": 2**31 - 1},
+    _F.TYPE_UINT32: {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+    _F.TYPE_INT64: {"type": "string", "format": "int64", "pattern": "^-?[0-9]{1,18}$"},
+    _F.TYPE_UINT64: {"type": "string", "format": "uint64", "pattern": "^[0-9]{1,19}$"},
 }
 
 
-def openapi() -> dict[str, Any]:
+def _between(lowest: float, highest: float) -> dict[str, Any]:
+    return {"minimum": lowest, "maximum": highest}
+
+
+# The bounds that hold for every model; what depends on the model, or on another field, is said by the error's sentence.
+_SEARCH: dict[str, dict[str, Any]] = {
+    "beam_size": {"minimum": 1},
+    "length_penalty": _between(*options.LENGTH_PENALTY),
+    "repetition_penalty": _between(*options.REPETITION_PENALTY),
+    "suppress_tokens": {"maxItems": options.MAX_SUPPRESSED},
+    "time_limit_ms": {"minimum": 1},
+}
+_BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
+    "DecodingOptions": {**_SEARCH, "num_hypotheses": {"minimum": 1}, "max_length": {"minimum": options.SHORTEST}},
+    "GenerationOptions": {
+        **_SEARCH,
+        "n": {"minimum": 1},
+        "max_tokens": {"minimum": 1},
+        "temperature": _between(0, options.TEMPERATURE[1]),
+        "top_k": _between(0, options.TOP_K),
+        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "min_p": _between(0, 1),
+        "presence_penalty": _between(*options.PENALTY),
+        "frequency_penalty": _between(*options.PENALTY),
+        "top_log_probs": _between(0, REPORTED),
+        "logit_bias": {"maxProperties": options.MAX_BIASED},
+        "stop": {
+            "maxItems": options.MAX_STOPS,
+            "items": {"type": "string", "minLength": 1, "maxLength": options.MAX_STOP_LENGTH},
+        },
+    },
+    "TokenIds": {"ids": {"minItems": 1}},
+}
+
+
+def openapi(max_inputs: int = TextLimits().max_inputs) -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": _error_schema()}
     paths = {endpoint.path: {"post": _operation(endpoint, schemas)} for endpoint in ENDPOINTS}
+    for message in ("TranslateRequest", "ClassifyRequest", "EmbedRequest"):
+        schemas[message]["properties"]["inputs"] |= {"minItems": 1, "maxItems": max_inputs}
+        schemas[message]["required"] = ["inputs"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "beamline", "version": beamline_version()},
@@ -108,7 +149,10 @@ def _described(path: str, verb: str, text: str, tag: str) -> dict[str, Any]:
 
 
 def _header(name: str) -> dict[str, Any]:
-    schema = {"type": "string" if name == REQUEST_ID else "integer"}
+    schema = {
+        REQUEST_ID: {"type": "string"},
+        PRIORITY: {"type": "integer", **_between(0, LOWEST_PRIORITY)},
+    }.get(name, {"type": "integer", **_between(1, MOST_MILLISECONDS)})
     return {"name": name, "in": "header", "required": False, "schema": schema}
 
 
@@ -121,9 +165,11 @@ def _message(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     if message.name not in schemas:
         schemas[message.name] = {}  # before its fields, which may be of this type
         fields: Iterable[FieldDescriptor] = message.fields
-        said = comments()
+        said, bounds = comments(), _BOUNDS.get(message.name, {})
         properties = {
-            field.name: _with_comment(_field(field, schemas), said.get(f"{message.name}.{field.name}"))
+            field.name: _with_comment(
+                {**_field(field, schemas), **bounds.get(field.name, {})}, said.get(f"{message.name}.{field.name}")
+            )
             for field in fields
         }
         schemas[message.name] = _with_comment(
@@ -139,7 +185,10 @@ def _with_comment(schema: dict[str, Any], comment: str | None) -> dict[str, Any]
 def _field(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _field(kind.fields_by_name["value"], schemas)}
+        key = kind.fields_by_name["key"]
+        names = {"pattern": "^[0-9]{1,9}$"} if key.type != _F.TYPE_STRING else {}
+        value = _field(kind.fields_by_name["value"], schemas)
+        return {"type": "object", "propertyNames": {"type": "string", **names}, "additionalProperties": value}
     if kind is not None:
         one = _message(kind, schemas)
     elif field.enum_type is not None:

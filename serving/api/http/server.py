@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from beamline.serving.api.http.connections import IDLE_SECONDS, Connection, ConnectionLimits, Listener, Refused
+from beamline.serving.api.http.stalled import close_stalled
 from beamline.serving.errors import BeamlineError
 from beamline.serving.security.tls import ServerTls
 
@@ -63,7 +64,10 @@ class HttpServer:
         tls: ServerTls | None = None,
         limits: ConnectionLimits = _DEFAULT_LIMITS,
         refused: Refused = lambda reason: None,
+        write_seconds: float | None = None,
+        option: str = "--http-port",
     ) -> None:
+        """`write_seconds`: how long a response may wait for its reader."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,13 +75,18 @@ class HttpServer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise BeamlineError(f"the HTTP server can't listen on {host}:{port}: {error.strerror}") from error
+            raise BeamlineError(
+                f"the HTTP server can't listen on {host}:{port}: {error.strerror}: choose another {option} "
+                "(0: any free one) or --host"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         self._tls = tls
         self._limits = limits
         self._refused = refused
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
+        self._write_seconds = write_seconds
+        self._closing: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp) -> None:
         config = uvicorn.Config(
@@ -92,6 +101,9 @@ class HttpServer:
         )
         self._uvicorn = _Uvicorn(config, self._socket, self._limits, self._refused)
         self._task = asyncio.create_task(self._uvicorn.serve())
+        if self._write_seconds is not None:
+            state = self._uvicorn.server_state
+            self._closing = asyncio.create_task(close_stalled(lambda: list(state.connections), self._write_seconds))
         await self._uvicorn.listening.wait()
 
     async def finish(self) -> None:
@@ -102,6 +114,8 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Closes all connections at once, and cancels their requests."""
+        if self._closing is not None:
+            self._closing.cancel()
         if self._uvicorn is not None and self._task is not None:
             await self._stop(self._uvicorn, self._task)
         self._socket.close()

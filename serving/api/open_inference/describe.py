@@ -97,6 +97,8 @@ def _parameters(engine: ServedEngine | PooledEngine) -> dict[str, object]:
         "source_vocabulary": manifest.vocabulary.source_size,
         "target_vocabulary": manifest.vocabulary.target_size,
         "defaults": manifest.defaults.model_dump_json(exclude_defaults=True),
+        "source_languages": ",".join(manifest.source_languages),
+        "target_languages": ",".join(manifest.target_languages),
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,22 @@ from beamline.serving.contract.call import current_call, enter
 from beamline.serving.errors import ModelNotFound, ModelUnavailable
 from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.manager import ModelManager
-from beamline.serving.models.registry import Models
+from beamline.serving.models.registry import Model, Models
+from beamline.serving.text.host_work import TextWorkers
 from beamline.version import beamline_version
 
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class OpenInferenceServicer:
-    def __init__(self, models: Models, manager: ModelManager, lifecycle: Lifecycle, guard: Guard) -> None:
+    def __init__(
+        self, models: Models, manager: ModelManager, lifecycle: Lifecycle, guard: Guard, workers: TextWorkers
+    ) -> None:
         self._models = models
         self._manager = manager
         self._lifecycle = lifecycle
         self._guard = guard
+        self._workers = workers
 
     # -- the server ----------------------------------------------------------------------------------------------
 
@@ -74,8 +78,17 @@ class OpenInferenceServicer:
 
     # -- inference -----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _use(self, request: oip.ModelInferRequest) -> Iterator[Model]:
+        with (
+            self._lifecycle.call(),
+            self._workers.admitted(request.ByteSize()),
+            self._models.use_any(request.model_name, request.model_version) as model,
+        ):
+            yield model
+
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
-        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
+        with self._use(request) as model:
             parsed = await execution.parse(request, model)
             _enter(parsed)
             return await execution.infer(model, parsed, request.ByteSize(), deadline_of(context))
@@ -84,7 +97,7 @@ class OpenInferenceServicer:
         await Stream(self._replies, self._error_message, context).run(requests)
 
     async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
-        with self._lifecycle.call(), self._models.use_any(request.model_name, request.model_version) as model:
+        with self._use(request) as model:
             parsed = await execution.parse(request, model)
             _enter(parsed)
             if not parsed.parameters.stream:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
+from beamline.serving.errors import SlowReader
 
 _FINAL = "triton_final_response"
 _MAX_CONCURRENT = 64  # requests of one stream; the next one is read when one of them is over
@@ -52,6 +53,8 @@ class Stream:
                     if reply.in_order:
                         await _finished(previous)
                     await self._write(reply)
+        except SlowReader:  # of the stream: nobody would read the error either
+            raise
         except Exception as error:
             await _finished(previous)
             failed = oip.ModelInferResponse(id=request.id)

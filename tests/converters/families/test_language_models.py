@@ -149,6 +149,35 @@ def test_what_a_model_brings_along(llama: Path) -> None:
     assert (loaded.chat.template, loaded.chat.bos_token, loaded.chat.eos_token) == (CHAT_TEMPLATE, *SPECIAL[:2])
 
 
+def test_lengths_and_stops_of_a_checkpoint(llama: Path) -> None:
+    settings = {"max_length": 50, "min_length": 9, "min_new_tokens": 4, "stop_strings": ["END"], "num_beams": 3}
+    edit(llama / "generation_config.json", **settings, num_return_sequences=2, forced_eos_token_id=EOS)
+    edit(llama / "generation_config.json", renormalize_logits=True, bad_words_ids=[[9]], suppress_tokens=[7])
+    loaded = LlamaConverter(llama).load()
+    defaults = loaded.defaults
+    assert (defaults.max_length, defaults.min_length, defaults.min_new_tokens) == (50, 9, 4)
+    assert (defaults.stop, defaults.num_hypotheses, defaults.forced_eos_id) == (("END",), 2, EOS)
+    assert loaded.renormalise
+    assert loaded.forbidden == (9,)  # not 7: a request may replace suppress_tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"watermarking_config": {"bias": 2.0}}, "generation setting watermarking_config is {'bias': 2.0}, which is"),
+        ({"max_time": 3.0}, "generation setting max_time is 3.0, which is not supported"),
+        ({"do_sample": True, "num_beams": 2}, "generation settings do_sample and num_beams 2: beams that are drawn"),
+        ({"do_sample": True, "forced_eos_token_id": EOS}, "generation setting forced_eos_token_id is 1, which is not"),
+        ({"forced_bos_token_id": 5}, "generation setting forced_bos_token_id is 5, which is not supported"),
+        ({"sequence_bias": [[[5], 1.0]]}, "generation setting sequence_bias is "),
+    ],
+)
+def test_a_setting_that_is_not_honoured_is_refused(llama: Path, settings: dict[str, Any], reason: str) -> None:
+    edit(llama / "generation_config.json", **settings)
+    (found,) = reasons_of(llama)
+    assert found.startswith(reason)
+
+
 def test_a_model_that_says_nothing_is_greedy(llama: Path) -> None:
     (llama / "generation_config.json").unlink()
     loaded = LlamaConverter(llama).load()

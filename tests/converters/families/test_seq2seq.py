@@ -166,24 +166,34 @@ def theirs_to_ours(options: dict[str, Any]) -> dict[str, Any]:
 
 def language_options(model: ConvertedSeq2Seq, number: int) -> dict[str, Any]:
     """As a request in one of the target languages has them; of models that have none, what their checkpoint says."""
-    languages = model.manifest.languages
+    languages, defaults = model.manifest.languages, model.manifest.defaults
+    forced = {"forced_bos_token_id": defaults.forced_bos_id, "forced_eos_token_id": defaults.forced_eos_id}
     if languages is not None and languages.target_place == "forced":
-        return {"forced_bos_token_id": languages.target[number % len(languages.target)].id}
-    forced = model.manifest.defaults.forced_bos_id
-    return {} if forced is None else {"forced_bos_token_id": forced}
+        forced["forced_bos_token_id"] = languages.target[number % len(languages.target)].id
+    return {name: index for name, index in forced.items() if index is not None}
+
+
+def start_of(model: ConvertedSeq2Seq, number: int) -> int:
+    """The language, where a model begins with that."""
+    languages = model.manifest.languages
+    if languages is None or languages.target_place != "start":
+        return model.manifest.vocabulary.start_id
+    return languages.target[number % len(languages.target)].id
 
 
 def check(model: ConvertedSeq2Seq, beams: int, lengths: tuple[int, ...], stagger: int, **given: Any) -> None:
     """One request for each length, all in one batch, against `generate` one by one."""
     sources = some_sources(model.manifest, lengths, seed=beams)
     settings = [{"max_length": 60, **given, **language_options(model, number)} for number in range(len(sources))]
+    starts = [start_of(model, number) for number in range(len(sources))]
     options = [
-        DecodingOptions(**{"beam_size": beams, "num_hypotheses": beams, **theirs_to_ours(each)}) for each in settings
+        DecodingOptions(**{"beam_size": beams, "num_hypotheses": beams, "start_id": start, **theirs_to_ours(each)})
+        for start, each in zip(starts, settings, strict=True)
     ]
     engine = make_engine(model.folder, model.manifest)
     answers = results(decode(engine, list(zip(sources, options, strict=True)), stagger))
     for number, (source, answer) in enumerate(zip(sources, answers, strict=True)):
-        (expected,) = seq2seq_answers(model, [source], settings[number], beams)
+        (expected,) = seq2seq_answers(model, [source], settings[number], beams, (starts[number],))
         assert len(answer.hypotheses) == len(expected)
         for rank, (mine, theirs) in enumerate(zip(answer.hypotheses, expected, strict=True)):
             compare(mine, theirs, f"{model.shape.name}, beam {beams}, source of {len(source)}, rank {rank}")

@@ -132,7 +132,7 @@ def test_families_are_recognised(tmp_path: Path, marian_directory: Path) -> None
         ("[]", r"config.json must hold a JSON object"),
         (
             '{"model_type": "bert"}',
-            r"model_type or family is 'bert'; known: beamline_transformer, .*torch_rec",
+            r"model_type or family is 'bert'; known: beamline_transformer, .*torch_rec.*own module, file.py:build",
         ),
         ("{}", r"model_type or family is None; known"),
     ],
@@ -146,5 +146,12 @@ def test_what_is_not_recognised_is_said(tmp_path: Path, content: str | None, sen
 
 
 def test_a_source_that_is_no_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="nowhere is neither a folder with a checkpoint nor a GGUF file"):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConversionError, match="file is neither a folder with a checkpoint nor a GGUF file"):
+        converter_for(tmp_path / "file")
+    with pytest.raises(ConversionError, match=r"nowhere does not exist$"):
         converter_for(tmp_path / "nowhere")
+    with pytest.raises(
+        ConversionError, match=r"does not exist; .* hf download facebook/x --local-dir x, and convert x$"
+    ):
+        converter_for(Path("facebook/x"))

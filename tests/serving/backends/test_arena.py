@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from beamline.serving.backends.arena import Arena
-from beamline.serving.backends.cuda import runs
 from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec
 from beamline.serving.backends.host import HostMemory, tensor_of
 from beamline.serving.errors import ModelError
@@ -167,8 +166,3 @@ def parts(arena: Arena, sizes: dict[str, int], most: int) -> list[int]:
 def test_an_array_is_found_by_its_address() -> None:
     values = np.arange(6, dtype=np.int64).reshape(2, 3)
     np.testing.assert_array_equal(HostMemory.view(tensor_of(values)), values)
-
-
-def test_neighbours_are_copied_together() -> None:
-    assert runs(np.array([], np.int64)) == []
-    assert runs(np.array([0, 1, 4, 5, 6, 9])) == [(0, 0, 2), (2, 4, 3), (5, 9, 1)]

@@ -17,7 +17,6 @@ import pytest
 import tensorrt_rtx as trt
 
 from beamline.converters.passes.lowering import lower
-from beamline.serving.backends import cuda as cuda_module
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner
 from beamline.serving.backends.factory import Made
@@ -35,7 +34,7 @@ from beamline.serving.contract.tensorrt_plans import ENGINES, plan_path, read_ca
 from beamline.serving.errors import ComputeError, ModelError
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
-from tests.support.cuda_runtime import EmulatedCuda
+from tests.support.cuda_driver import EmulatedCuda
 from tests.support.emulator import CAPABILITY, MODULE, VERSION, write_emulated_plans
 from tests.support.marian_shape import MarianShape
 from tests.support.tensorrt_library import EmulatedLibrary, fits
@@ -53,8 +52,7 @@ CHECKS: tuple[Callable[[OnGpu], None], ...] = (
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
     emulated = EmulatedCuda()
-    monkeypatch.setattr("cuda.bindings.runtime", emulated)
-    monkeypatch.setattr(cuda_module, "_current", type("Current", (), {})())
+    monkeypatch.setattr("cuda.bindings.driver", emulated)
     return emulated
 
 
@@ -107,7 +105,7 @@ def test_what_make_test_gpu_checks(
     check: Callable[[OnGpu], None], kind: str, plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda
 ) -> None:
     check(prepared(plain_model, tmp_path / "version", kind, "float32", cuda))
-    assert ("cudaGraphLaunch" in cuda.calls) == (kind == "tensorrt")
+    assert ("cuGraphLaunch" in cuda.calls) == (kind == "tensorrt")
 
 
 @pytest.mark.full
@@ -142,7 +140,7 @@ def test_an_unloaded_model_gives_its_memory_back(plain_model: MarianShape, tmp_p
     del made
     gc.collect()  # as the server does
     assert cuda.device.allocated_bytes == 0
-    assert {"cudaStreamDestroy", "cudaFreeHost", "cudaGraphExecDestroy"} <= set(cuda.calls)
+    assert {"cuStreamDestroy", "cuMemFreeHost", "cuGraphExecDestroy"} <= set(cuda.calls)
 
 
 def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda) -> None:
@@ -158,7 +156,7 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
     test_gpu.started(backend, 2, 4, 64)
     for _ in range(3):
         backend.run(test_gpu.no_inputs(2, 4))
-    assert "cudaStreamBeginCapture" not in cuda.calls
+    assert "cuStreamBeginCapture" not in cuda.calls
     strategies = [context._config and context._config.cuda_graph_strategy for context in library.contexts]
     assert set(strategies) == {library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE}
 
@@ -217,33 +215,51 @@ def test_new_memory_is_zeroed(cuda: EmulatedCuda) -> None:
 
 def test_what_cuda_refuses_is_a_sentence(cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = CudaDevice(0)
-    codes = cuda.cudaError_t
+    codes = cuda.CUresult
 
     def failing(code: Any) -> Callable[..., tuple[Any, int]]:
         return lambda *arguments: (code, 0)
 
-    monkeypatch.setattr(cuda, "cudaMallocAsync", failing(codes.cudaErrorMemoryAllocation), raising=False)
+    monkeypatch.setattr(cuda, "cuMemAllocFromPoolAsync", failing(codes.CUDA_ERROR_OUT_OF_MEMORY), raising=False)
     with pytest.raises(ModelError, match=r"GPU 0 has 1 of 1,024 MiB left, and 3 more are needed: lower --max-slots"):
         gpu.allocate(3 * 2**20)
-    monkeypatch.setattr(cuda, "cudaMallocAsync", failing(codes.cudaErrorIllegalAddress), raising=False)
-    with pytest.raises(ComputeError, match=r"CUDA device 0: .*illegal"):
+    monkeypatch.setattr(cuda, "cuMemAllocFromPoolAsync", failing(codes.CUDA_ERROR_ILLEGAL_ADDRESS), raising=False)
+    with pytest.raises(ComputeError, match=r"GPU 0: CUDA says: illegal"):
         gpu.allocate(1)
 
 
 def test_a_launch_that_can_not_be_recorded_goes_on_without(cuda: EmulatedCuda) -> None:
     gpu = CudaDevice(0)
     address, values = gpu.allocate(16), np.arange(4, dtype=np.int32)
-    assert gpu.record(lambda: gpu.upload(address, values)) is None  # pageable memory
+    assert gpu.record(lambda: gpu.wait(gpu.mark())) is None  # the host would wait
     gpu.upload(address, values)  # and the stream has left capture
     assert cuda.device.view(address, "int32", (4,)).tolist() == [0, 1, 2, 3]
 
 
-def test_pinned_memory_is_freed(cuda: EmulatedCuda) -> None:
+def test_pinned_memory_is_freed_when_nothing_uses_it(cuda: EmulatedCuda) -> None:
     gpu = CudaDevice(0)
     array = gpu.pinned(64)
     part = array[:8]
     del array
     part[...] = 1  # the whole of it lives as long as a part
-    assert "cudaFreeHost" not in cuda.calls
+    gpu.download(part, gpu.allocate(8))
     del part
-    assert cuda.calls.count("cudaFreeHost") == 1
+    assert "cuMemFreeHost" not in cuda.calls  # the copy may still be on its way
+    gpu.wait(gpu.mark())
+    gpu.wait(gpu.mark())
+    assert cuda.calls.count("cuMemFreeHost") == 1
+
+
+def test_garbage_is_not_freed_within_a_recording(cuda: EmulatedCuda) -> None:
+    """It would be freed again at every replay."""
+    gpu = CudaDevice(0)
+    address, other = gpu.allocate(16), gpu.allocate(16)
+
+    def work() -> None:
+        gpu.free(other)  # as the collector of garbage does, whenever it likes
+        gpu.copy(address, other, 16)
+
+    assert gpu.record(work) is not None
+    assert "cuMemFreeAsync" not in cuda.calls
+    gpu.allocate(16)
+    assert cuda.calls.count("cuMemFreeAsync") == 1

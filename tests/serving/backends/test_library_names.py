@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import tensorrt_rtx as trt
-from cuda.bindings import runtime as cuda
+from cuda.bindings import driver as cuda
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,20 +48,38 @@ CLASSES: dict[str, dict[str, Any]] = {
     },
     "serving/backends/cuda.py": {
         "self._cuda": cuda,
-        "runtime": cuda,
-        "self._cuda.cudaError_t": cuda.cudaError_t,
-        "self._cuda.cudaMemcpyKind": cuda.cudaMemcpyKind,
-        "self._cuda.cudaStreamCaptureMode": cuda.cudaStreamCaptureMode,
+        "driver": cuda,
+        "cuda": cuda,
+        "cuda.CUresult": cuda.CUresult,
+        "self._cuda.CUresult": cuda.CUresult,
+        "self._cuda.CUmemorytype": cuda.CUmemorytype,
+        "self._cuda.CUevent_flags": cuda.CUevent_flags,
+        "self._cuda.CUstreamCaptureMode": cuda.CUstreamCaptureMode,
+        "driver.CUstream_flags": cuda.CUstream_flags,
+        "driver.CUmemAllocationType": cuda.CUmemAllocationType,
+        "driver.CUmemLocationType": cuda.CUmemLocationType,
+        "driver.CUmemPool_attribute": cuda.CUmemPool_attribute,
+        "names": cuda.CUmemPool_attribute,
+        "wanted": cuda.CUDA_MEMCPY3D,
     },
     "serving/backends/probe.py": {
         "cuda": cuda,
-        "cuda.cudaError_t": cuda.cudaError_t,
-        "code": cuda.cudaError_t,
-        "properties": cuda.cudaDeviceProp,
+        "cuda.CUresult": cuda.CUresult,
+        "wanted": cuda.CUdevice_attribute,
     },
 }
 # Names of ours that happen to be called like one of theirs: the protocol in front of the library.
-OURS = {"serving/backends/tensorrt.py": {"activation_bytes", "context", "load", "set_shape", "set_address", "enqueue"}}
+OURS = {
+    "serving/backends/tensorrt.py": {
+        "activation_bytes",
+        "context",
+        "load",
+        "set_shape",
+        "set_address",
+        "enqueue",
+        "last_error",
+    }
+}
 
 
 def used(path: Path) -> list[tuple[str, str, int]]:

@@ -154,10 +154,10 @@ class FakeSession:
 
     on_cpu: tuple[str, ...] = ()
 
-    def __init__(self, path: str, options: ort.SessionOptions, providers: list[Any], **others: Any) -> None:
+    def __init__(self, graph: bytes, options: ort.SessionOptions, providers: list[Any], **others: Any) -> None:
         assert options.get_session_config_entry(RECORD) == "1"
         assert not others["enable_fallback"]
-        self._nodes = onnx.load(path).graph.node
+        self._nodes = onnx.load_model_from_string(graph).graph.node
 
     def get_providers(self) -> list[str]:
         return [CUDA, CPU]

@@ -120,6 +120,27 @@ def test_values_that_make_no_sense_are_refused(line: str, capsys: pytest.Capture
     assert "usage" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--grpc-port abc", "it is 'abc'; it must be a whole number from 0 to 65535"),
+        ("--max-slots 0", "it is 0; it must be a whole number from 1 on"),
+        ("--drain-seconds soon", "it is 'soon'; it must be a number of seconds, or none"),
+        ("--host 127.0.0.1:9", "it must be an address without a port: --host 127.0.0.1"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_is_allowed(
+    line: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--fake", *line.split())
+    assert capsys.readouterr().err.endswith(f"{sentence}\n")
+
+
+def test_an_address_of_version_six_is_one() -> None:
+    assert parsed("--fake", "--host", "::1").host == parsed("--fake", "--host", "[::1]").host == "::1"
+
+
 @contextmanager
 def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """A real server and the addresses of its ready line."""

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from beamline.serving.config import TextLimits
 from beamline.serving.errors import InvalidRequest, ModelNotFound, ModelUnavailable
 from beamline.serving.models.registry import Models
 from beamline.serving.text.generator import Generator
+from beamline.serving.text.host_work import TextWorkers
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.token_bytes import ByteTokenizer
 from beamline.serving.text.translator import Translator
@@ -17,7 +16,7 @@ from tests.serving.doubles import EngineDouble, small_manifest
 def model(name: str, version: int = 1) -> Translator:
     card = card_of(small_manifest(name=name, version=version))
     tokenizer = ByteTokenizer()
-    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), ThreadPoolExecutor(1))
+    return Translator(card, EngineDouble(), tokenizer, tokenizer, TextLimits(), TextWorkers())
 
 
 def found(models: Models, name: str, version: str = "") -> tuple[str, int]:
@@ -40,7 +39,7 @@ def test_an_empty_name_is_the_only_model_or_the_default() -> None:
 
 def language_model(name: str) -> Generator:
     card = card_of(small_manifest(name=name, task="generate"))
-    return Generator(card, EngineDouble(), ByteTokenizer(), TextLimits(), ThreadPoolExecutor(1))
+    return Generator(card, EngineDouble(), ByteTokenizer(), TextLimits(), TextWorkers())
 
 
 def test_an_empty_name_is_the_only_model_that_does_what_is_asked_for() -> None:

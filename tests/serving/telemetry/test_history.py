@@ -9,8 +9,6 @@ from beamline.serving.telemetry.history import BIN_SECONDS, BINS, ModelHistory, 
 
 
 def step(active: int = 0, queued: int = 0, seconds: float = 0.01, finished: tuple[Finished, ...] = ()) -> StepStats:
-    nothing = dict.fromkeys(("live_entries", "admitted", "encode_seconds", "moves", "relayouts", "compactions"), 0)
-    shape = dict.fromkeys(("beam_width", "cache_length", "source_length"), 8)
     return StepStats(
         slots=4,
         active=active,
@@ -19,8 +17,6 @@ def step(active: int = 0, queued: int = 0, seconds: float = 0.01, finished: tupl
         decode_seconds=seconds,
         step_seconds=seconds,
         finished=finished,
-        **nothing,
-        **shape,
     )
 
 

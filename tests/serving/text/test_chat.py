@@ -29,18 +29,35 @@ TALK = [
 ]
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA, CONTROL], ids=["chatml", "llama", "control"])
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama": LLAMA,
+    "control": CONTROL,
+    "tools": "{% if tools is none and documents is none %}none{% endif %}{{ tools is defined }}{{ messages[0].role }}",
+    "special tokens": "{{ pad_token }}|{{ unk_token }}|{{ unk_token is defined }}|{{ bos_token }}",
+    "json": "{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages | tojson(indent=2) }}",
+    "ascii": "{{ messages[0] | tojson(ensure_ascii=true) }}",
+    "generation": (
+        "{% for m in messages %}{% generation %}{% set inside = 1 %}{{ m.content }}\n{% endgeneration %}"
+        "{{ inside is defined }}{% endfor %}"
+    ),
+    "trimmed": "{%- for m in messages -%} {%- generation -%} {{ m.role }} {%- endgeneration -%} {%- endfor -%}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("begin", [True, False])
 def test_the_same_as_transformers(template: str, begin: bool) -> None:
     expected, _ = render_jinja_template(
-        conversations=[TALK], chat_template=template, add_generation_prompt=begin, bos_token="<s>", eos_token="</s>"
+        conversations=[TALK], chat_template=template, add_generation_prompt=begin, **SPECIAL
     )
-    assert ChatTemplate(template, "<s>", "</s>").render(TALK, begin) == expected[0]
+    assert ChatTemplate(template, SPECIAL).render(TALK, begin) == expected[0]
 
 
 def test_the_templates_own_complaint_reaches_the_caller() -> None:
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
-        ChatTemplate(LLAMA, "", "").render(TALK[1:], True)
+        ChatTemplate(LLAMA, {}).render(TALK[1:], True)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +72,9 @@ def test_the_templates_own_complaint_reaches_the_caller() -> None:
 )
 def test_a_template_can_do_nothing_but_text(template: str) -> None:
     with pytest.raises(InvalidRequest, match="does not take these messages"):
-        ChatTemplate(template, "", "").render(TALK, True)
+        ChatTemplate(template, {}).render(TALK, True)
 
 
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match="chat template can't be used"):
-        ChatTemplate("{% for %}", "", "")
+        ChatTemplate("{% for %}", {})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import card_of
-from beamline.serving.text.options import decoding_options
+from beamline.serving.text.options import decoding_options, generation_options
 from beamline.serving.text.token_bytes import EOS_ID, ByteTokenizer
 from tests.serving.doubles import small_manifest
 
@@ -21,6 +22,36 @@ def options(defaults: dict[str, object] | None = None, **asked: Any) -> Decoding
         values = {"beam_size": 4, "max_length": 72, **defaults}
         manifest = manifest.model_copy(update={"defaults": DecodingDefaults.model_validate(values)})
     return decoding_options(pb.DecodingOptions(**asked), card_of(manifest), ByteTokenizer())
+
+
+def generated(defaults: Mapping[str, object], prompt: int, **asked: Any) -> DecodingOptions:
+    manifest = small_manifest()
+    values = DecodingDefaults.model_validate({"beam_size": 1, "max_length": 72, **defaults})
+    card = card_of(manifest.model_copy(update={"defaults": values}))
+    return generation_options(pb.GenerationOptions(**asked), card, prompt)
+
+
+def test_a_language_models_lengths_count_its_prompt() -> None:
+    """Ours count from the prompt's last token."""
+    found = generated({"max_length": 40, "min_length": 25}, prompt=20)
+    assert (found.max_length, found.min_length) == (21, 6)
+    assert generated({"max_length": 40, "min_new_tokens": 7, "min_length": 25}, prompt=20).min_length == 8
+    assert generated({"max_length": 40, "max_new_tokens": 9}, prompt=20).max_length == 10
+    assert generated({"max_length": 40, "min_length": 39}, prompt=20, max_tokens=3).min_length == 4
+    assert generated({"max_length": 40}, prompt=45, max_tokens=3).max_length == 4
+    with pytest.raises(InvalidRequest, match=r"the prompt has 40 tokens, .* max_length of 40, .*: set max_tokens"):
+        generated({"max_length": 40}, prompt=40)
+
+
+def test_a_language_models_answers_and_end() -> None:
+    beams = {"beam_size": 4, "num_hypotheses": 3, "forced_eos_id": EOS_ID}
+    found = generated(beams, prompt=5)
+    assert (found.beam_size, found.num_hypotheses, found.forced_eos_id) == (4, 3, EOS_ID)
+    assert generated(beams, prompt=5, beam_size=2).num_hypotheses == 2
+    assert generated(beams, prompt=5, n=1).num_hypotheses == 1
+    assert generated(beams, prompt=5, temperature=0).num_hypotheses == 1  # greedy
+    drawn = generated({"temperature": 0.7, "num_hypotheses": 3}, prompt=5)
+    assert (drawn.beam_size, drawn.num_hypotheses, drawn.forced_eos_id) == (3, 3, None)
 
 
 def test_nothing_asked_gives_the_defaults() -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
+from beamline.serving.text.host_work import TextWorkers
 from beamline.serving.text.model_card import card_of
 from beamline.serving.text.token_bytes import ByteTokenizer
 from beamline.serving.text.translator import Translator
@@ -41,11 +41,10 @@ def engine() -> Iterator[EngineDouble]:
 async def test_large_texts_leave_the_event_loop_free(engine: EngineDouble, sentences: int, large: bool) -> None:
     tokenizer = Watched()
     text = " ".join(["It is so."] * sentences)
-    with ThreadPoolExecutor(1, thread_name_prefix="text") as workers:
-        model = Translator(card_of(engine.manifest), engine, tokenizer, tokenizer, TextLimits(), workers)
-        response = await model.translate(
-            pb.TranslateRequest(inputs=[pb.Input(text=text)], options=pb.DecodingOptions(split_sentences=True)),
-            None,
-        )
+    model = Translator(card_of(engine.manifest), engine, tokenizer, tokenizer, TextLimits(), TextWorkers())
+    response = await model.translate(
+        pb.TranslateRequest(inputs=[pb.Input(text=text)], options=pb.DecodingOptions(split_sentences=True)),
+        None,
+    )
     assert response.translations[0].hypotheses[0].text == text
-    assert tokenizer.threads == ({"text_0"} if large else {threading.current_thread().name})
+    assert tokenizer.threads == ({"text_0", "large-text_0"} if large else {threading.current_thread().name})

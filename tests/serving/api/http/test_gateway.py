@@ -102,7 +102,15 @@ SENTENCES = {
     '{"options": {"a": 1, "beamSize": 2, "b": 1}}': "there is no field 'a', 'b' in options; known are beam_size, ",
     '{"inputs": {"text": "a"}}': "inputs must be a list",
     '{"inputs": ["a"]}': "inputs[0] must be an object",
-    '{"options": {"beamSize": -1}}': "options.beamSize: Value out of range: -1",
+    '{"options": {"beamSize": -1}}': "options.beamSize is -1; it must be a whole number from 0 to ",
+    '{"options": {"beam_size": "x"}}': 'options.beam_size is "x"; it must be a whole number from 0 to ',
+    '{"options": {"length_penalty": "x"}}': 'options.length_penalty is "x"; it must be a number ',
+    '{"options": {"split_sentences": "yes"}}': 'options.split_sentences is "yes"; it must be true or false',
+    '{"options": {"early_stopping": "maybe"}}': 'options.early_stopping is "maybe"; it must be one of EARLY_',
+    '{"inputs": [{"text": 3}]}': "inputs[0].text is 3; it must be text, in quotes",
+    '{"inputs": [{"text": "\\ud800"}]}': r'inputs[0].text is "\ud800"; it must be text, in quotes, of whole characters',
+    '{"inputs": [{"text": "a", "token_ids": {}}]}': "inputs[0] has text and token_ids: give one of them",
+    '{"inputs": ' + 3000 * "[": "it is nested too deeply",
     '{"options": ': "Expecting value: line 1",
 }
 
@@ -294,7 +302,7 @@ async def test_a_stream_ends_when_its_client_disconnects(monkeypatch: pytest.Mon
     async with gateway() as (server, client):
         headers = {"accept": "text/event-stream"}
         async with client.stream("POST", "/v1/translate", json=ONE, headers=headers) as answer:
-            assert await anext(answer.aiter_lines()) == 'data: {"text": "a"}'
+            assert await anext(answer.aiter_lines()) == 'data: {"text":"a"}'
         await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
         sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
         await eventually(lambda: sample("beamline_calls_total", call) == 1)
@@ -337,7 +345,10 @@ def test_the_description_knows_every_method_that_answers_in_json() -> None:
     for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):
         assert api["components"]["schemas"][name]["properties"]
     options = api["components"]["schemas"]["DecodingOptions"]["properties"]
-    assert options["beam_size"] == {"type": "integer", "minimum": 0, "description": "1: greedy"}
+    beams, penalty = {**options["beam_size"]}, {**options["length_penalty"]}
+    assert (beams.pop("description"), bool(penalty.pop("description"))) == ("1: greedy", True)
+    assert beams == {"type": "integer", "minimum": 1, "maximum": 2**32 - 1}
+    assert penalty == {"type": "number", "format": "float", "minimum": -10, "maximum": 10}
     assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
 
 

@@ -1,0 +1,1 @@
+"""CUDA kernels of our own, as source and as PTX."""

@@ -1,0 +1,97 @@
+"""The thread that models are loaded in: one job at a time, each with a time limit.
+
+One thread, so that the C library, which has a heap for each, keeps the leftovers of loading in one place. A job that
+takes too long (a file system that is away, a driver that hangs) can't be ended; so it is given up: what it makes is
+dropped, whenever that may be, and the next job has a new thread. None of them keeps the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TypeVar
+
+from beamline.serving.errors import ModelError
+
+Result = TypeVar("Result")
+_Jobs = SimpleQueue[Callable[[], None] | None]
+
+
+class LoadTooLong(ModelError):
+    pass
+
+
+class LoadingThread:
+    """Belongs to the event loop."""
+
+    def __init__(self, limit: float | None) -> None:
+        """`limit` in seconds, for each job."""
+        self._limit = limit
+        self._jobs = _started()
+
+    async def run(self, work: Callable[..., Result], *arguments: object) -> Result:
+        """Raises `LoadTooLong` where it takes longer than the limit."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Result] = loop.create_future()
+
+        def answer(outcome: Future[Result]) -> None:
+            if result.done():  # it was given up
+                return
+            if (error := outcome.exception()) is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(outcome.result())
+
+        def job() -> None:
+            outcome: Future[Result] = Future()
+            try:
+                outcome.set_result(work(*arguments))
+            except BaseException as error:
+                outcome.set_exception(error)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(answer, outcome)
+
+        self._jobs.put(job)
+        try:
+            async with asyncio.timeout(self._limit):
+                return await result
+        except TimeoutError:
+            if not result.cancelled():  # it is the work's own
+                raise
+            self.stop()
+            self._jobs = _started()
+            raise LoadTooLong(f"it took longer than {self._limit:g} seconds, and was given up") from None
+
+    def give_memory_back(self) -> None:
+        """When there is nothing else to do."""
+        self._jobs.put(give_memory_back)
+
+    def stop(self) -> None:
+        """When the job that runs now is over."""
+        self._jobs.put(None)
+
+
+def _started() -> _Jobs:
+    jobs: _Jobs = SimpleQueue()
+    threading.Thread(target=_work, args=(jobs,), name="loading", daemon=True).start()
+    return jobs
+
+
+def _work(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it may hold a model that nobody wants any more
+
+
+def give_memory_back() -> None:
+    """A model goes with its last reference; should two of its parts refer to each other, it goes now. And the C library
+    keeps freed memory for itself; where it is another one, there is nothing to do."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

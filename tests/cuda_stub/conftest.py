@@ -1,0 +1,54 @@
+"""What the tests over the stub CUDA libraries share: the real ONNX Runtime, and a device that computes nothing.
+
+What a step gives is nonsense, then. Where a search has to go on with it, `plausible` puts other numbers in its place:
+here, never in the product."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from beamline.serving.backends.factory import make_backend
+from beamline.serving.backends.gpu import GpuBackend
+from beamline.serving.backends.selection import Choice, choose, look
+from beamline.serving.contract.manifest import Manifest, read_manifest
+from tests.support.cuda_stub.build import ROOT
+from tests.support.cuda_stub.stub import Stub
+
+MODELS = ROOT / ".cache" / "cuda-stub" / "models"
+EN_DE, EN_DE_GRU = ROOT / "model_repo" / "en-de" / "3", ROOT / "model_repo" / "en-de-gru" / "3"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.fspath).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.cuda_stub)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    """Counts of this test alone; and nothing may have been asked that CUDA would refuse."""
+    if "CUDA_STUB_CONTROL" not in os.environ:
+        pytest.fail("these tests need the stub CUDA libraries: make test-cuda-stub", pytrace=False)
+    found = Stub.of_this_process()
+    gc.collect()
+    found.heal()
+    found.reset()
+    yield found
+    found.heal()
+    assert found.wrong == []
+
+
+def on_gpu() -> Choice:
+    return choose("cuda", look())
+
+
+def backend_of(folder: Path, device: int = 0) -> tuple[GpuBackend, Manifest]:
+    manifest, choice = read_manifest(folder), on_gpu()
+    backend = make_backend(folder, manifest, 1, choice, choice.devices[device], {}).backend
+    assert isinstance(backend, GpuBackend)
+    return backend, manifest

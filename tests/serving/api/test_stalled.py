@@ -1,0 +1,111 @@
+"""Clients that stop reading: their calls are given up and counted; neither a model nor the server waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from beamline.protos import beamline_pb2 as pb
+from beamline.protos import open_inference_pb2
+from beamline.serving.server import Server
+from tests.serving.doubles import WAIT_SECONDS, EngineDouble, connected, eventually, running
+
+# Some megabytes in many messages: more than any buffer between the two takes.
+MANY = pb.TranslateRequest(
+    inputs=[pb.Input(text="a" * 60)] * 1024,
+    options=pb.DecodingOptions(num_hypotheses=8, beam_size=8, return_tokens=True, return_scores=True),
+)
+NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536))
+
+
+@asynccontextmanager
+async def patient_server() -> AsyncIterator[Server]:
+    async with running(EngineDouble(), http_port=0, write_seconds=0.5) as server:
+        yield server
+
+
+def refused(server: Server) -> float:
+    return server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "slow_reader"}) or 0.0
+
+
+def counted(server: Server, method: str) -> float:
+    labels = {"method": method, "code": "RESOURCE_EXHAUSTED"}
+    return server.metrics.registry.get_sample_value("beamline_calls_total", labels) or 0.0
+
+
+async def given_up(server: Server, method: str) -> None:
+    await eventually(lambda: refused(server) == 1)
+    await asyncio.wait_for(server.lifecycle.idle(), WAIT_SECONDS)  # nobody uses the model any more
+    await eventually(lambda: counted(server, method) == 1)
+
+
+async def test_a_grpc_stream_that_nobody_reads_is_given_up() -> None:
+    async with patient_server() as server, connected(server, NARROW) as stub:
+        call = stub.TranslateStream(MANY)
+        assert (await call.read()).HasField("translation")
+        await given_up(server, "/beamline.v1.Inference/TranslateStream")
+        assert (await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")]))).model == "fake"
+        call.cancel()
+
+
+async def test_a_stream_of_the_open_inference_protocol_is_given_up() -> None:
+    texts = b"".join(len(text).to_bytes(4, "little") + text for text in [b"a" * 60] * 1024)
+    request = open_inference_pb2.ModelInferRequest(model_name="fake", raw_input_contents=[texts])
+    request.inputs.add(name="text", datatype="BYTES", shape=[1024])
+    request.outputs.add(name="token_ids")
+    request.parameters["num_hypotheses"].int64_param = 8
+    request.parameters["beam_size"].int64_param = 8
+
+    method = "/inference.GRPCInferenceService/ModelStreamInfer"
+    async with (
+        patient_server() as server,
+        grpc.aio.insecure_channel(server.grpc_address, options=NARROW) as channel,
+    ):
+        call = channel.stream_stream(
+            method,
+            open_inference_pb2.ModelInferRequest.SerializeToString,
+            open_inference_pb2.ModelStreamInferResponse.FromString,
+        )()
+        for _ in range(4):
+            await call.write(request)
+        await given_up(server, method)
+        call.cancel()
+
+
+async def stalled_connection(server: Server, accept: str) -> socket.socket:
+    """It has sent its request, and reads no answer."""
+    host, port = str(server.http_address).split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, (host, int(port)))
+    texts: list[dict[str, Any]] = [{"text": "a" * 60}] * 1024
+    options = {"num_hypotheses": 8, "beam_size": 8, "return_tokens": True, "return_scores": True}
+    body = json.dumps({"inputs": texts, "options": options}).encode()
+    head = f"POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: {accept}\r\ncontent-length: {len(body)}\r\n\r\n"
+    await loop.sock_sendall(connection, head.encode() + body)
+    return connection
+
+
+async def test_events_that_nobody_reads_are_given_up() -> None:
+    async with patient_server() as server:
+        with await stalled_connection(server, "text/event-stream"):
+            await given_up(server, "POST /v1/translate")
+            assert server._gateway is not None
+            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
+
+
+async def test_a_response_that_nobody_reads_does_not_keep_the_server() -> None:
+    async with patient_server() as server:
+        with await stalled_connection(server, "application/json"):
+            sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "OK"}
+            await eventually(lambda: sample("beamline_calls_total", call) == 1)
+            assert server._gateway is not None
+            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)

@@ -1,0 +1,116 @@
+"""What the stub CUDA libraries counted, and the faults that they are asked for; of this process or of another one.
+
+Both map the same file (CUDA_STUB_CONTROL), whose layout is that of `device.c`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROWS, _DEVICES = 1024, 8
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char * 104),
+        ("calls", ctypes.c_long),
+        ("bytes", ctypes.c_long),
+        ("largest", ctypes.c_long),
+    )
+
+
+class _Control(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch", "lost")),
+        *((name, ctypes.c_long) for name in ("allocations", "launches")),
+        *((name, ctypes.c_long) for name in ("pinned_bytes", "streams", "events", "graphs")),
+        ("device_bytes", ctypes.c_long * _DEVICES),
+        ("rows", ctypes.c_long),
+        ("row", _Row * _ROWS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    calls: int
+    bytes: int
+    largest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the process has of CUDA's."""
+
+    device_bytes: tuple[int, ...]
+    pinned_bytes: int
+    streams: int
+    events: int
+    graphs: int
+
+
+class Stub:
+    def __init__(self, control: Path) -> None:
+        with control.open("r+b") as file:
+            file.truncate(ctypes.sizeof(_Control))
+            self._map = mmap.mmap(file.fileno(), ctypes.sizeof(_Control))
+        self._control = _Control.from_buffer(self._map)
+
+    @classmethod
+    def of_this_process(cls) -> Stub:
+        return cls(Path(os.environ["CUDA_STUB_CONTROL"]))
+
+    def reset(self) -> None:
+        for row in self._control.row[: self._control.rows]:
+            row.calls = row.bytes = row.largest = 0
+
+    def counts(self) -> dict[str, Count]:
+        """By name, since the last reset."""
+        rows = self._control.row[: self._control.rows]
+        return {row.name.decode(): Count(row.calls, row.bytes, row.largest) for row in rows if row.calls}
+
+    @property
+    def wrong(self) -> list[str]:
+        """What CUDA would have refused, or not forgiven."""
+        return [name for name in self.counts() if name.startswith("WRONG")]
+
+    @property
+    def held(self) -> Held:
+        control = self._control
+        kept = (control.pinned_bytes, control.streams, control.events, control.graphs)
+        return Held(tuple(control.device_bytes), *kept)
+
+    @property
+    def allocations(self) -> int:
+        return int(self._control.allocations)
+
+    @property
+    def launches(self) -> int:
+        return int(self._control.launches)
+
+    def fail_allocation(self, number: int, once: bool = True) -> None:
+        """The n-th from now, or it and all that follow. 0: none."""
+        self._control.fail_once, self._control.fail_allocation = int(once), number
+
+    def fail_launch(self, number: int) -> None:
+        self._control.fail_launch = number
+
+    def lose(self, device: int | None) -> None:
+        """From now on it answers nothing but an error. None: it is there again."""
+        self._control.lost = 0 if device is None else device + 1
+
+    def heal(self) -> None:
+        self.fail_allocation(0)
+        self.fail_launch(0)
+        self.lose(None)
+
+
+def waits(counts: Mapping[str, Count]) -> int:
+    """How often the host stood still."""
+    names = ["cuEventSynchronize", "cuStreamSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"]
+    names += ["cudaDeviceSynchronize", "cuCtxSynchronize", "wait for a copy"]
+    return sum(counts[name].calls for name in names if name in counts)
