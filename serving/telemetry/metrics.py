@@ -63,6 +63,8 @@ class Metrics:
         self.refused = counter("refused", "Calls that were refused, by reason.", "reason")
 
         self.loads = counter("model_loads", "Model versions that were loaded, failed to, or were given up.", "outcome")
+        for outcome in ("loaded", "failed", "given_up"):  # 0 before the first, or nobody could see that it became 1
+            self.loads.labels(outcome)
 
         # Requests, as an engine sees them: one for every text, or part of a split text.
         self.requests = counter("requests", "Requests that left the engine.", "model", "outcome")

@@ -46,7 +46,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|src(?:set)?=\"([^\"\s]+)\"")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _PATH = re.compile(rf"(?:\.\./)?(?:{'|'.join(FOLDERS)})/[\w./*<>-]*[\w/]")
 _CAPITALS = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
-_METRIC = re.compile(r"\b(?:beamline|nv)_[a-z_]+\b")
+_METRIC = re.compile(r"(?<![:\w])(?:beamline|nv)_[a-z_]+\b(?!:)")  # with a colon, it is one that a rule records
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _CLASS = re.compile(r"(?<![.\w])[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+\b")  # with a dot before it, it is another library's
 _HEADER = re.compile(r"\bx-[a-z]+(?:-[a-z]+)*\b")
