@@ -27,6 +27,7 @@ class TextLimits:
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     repository: Path | None = None  # None only with `fake`
+    model_name: str | None = None  # of the only model of the repository; None: its own
     fake: bool = False
     host: str = "127.0.0.1"
     grpc_port: int = 8001  # 0: any free port

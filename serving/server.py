@@ -136,6 +136,7 @@ class Server:
             versions="all" if config.all_versions else "newest",
             only=config.load,
             load_seconds=config.load_seconds,
+            name=config.model_name,
         )
         watcher = self._watcher(manager)
         await manager.start(fake=config.fake, may_be_empty=watcher is not None)
@@ -172,7 +173,7 @@ class Server:
         if config.repository is None or config.watch_seconds is None:
             return None
         try:
-            return Watcher(config.repository, manager.refresh)
+            return Watcher(config.repository, manager.refresh, config.model_name)
         except OSError as error:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 

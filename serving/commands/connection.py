@@ -70,9 +70,9 @@ def connection_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def _folder(repository: Path, name: str) -> Path:
     """Of the model that is named, else of the default one, else of the only one."""
-    if name:
-        return repository / name
     folders = scan(repository).folders
+    if name:
+        return folders.get(name, repository / name)
     defaults = [folder for folder in folders.values() if len(folders) > 1 and read_settings(folder).default]
     if len(defaults or folders) != 1:
         raise BeamlineError(f"{repository} has several models: name one with --model, of {', '.join(folders)}")

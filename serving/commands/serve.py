@@ -32,7 +32,10 @@ FAILED = 1  # the exit code for a supervisor, where an engine failed
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config = ServeConfig()
-    parser.add_argument("--repo", type=Path, metavar="DIR", help=f"the model repository ({DEFAULT_REPOSITORY})")
+    parser.add_argument(
+        "--repo", type=Path, metavar="DIR", help=f"the model repository, or one model's folder ({DEFAULT_REPOSITORY})"
+    )
+    parser.add_argument("--model-name", metavar="M", help="serve the only model under this name (its own)")
     parser.add_argument(
         "--load", action="append", metavar="M[/V]", help="begin with this model only, or this version (default: all)"
     )
@@ -275,8 +278,10 @@ def interval(text: str) -> float:
 
 def config_of(args: argparse.Namespace) -> ServeConfig:
     repository = args.repo
-    if args.fake and (repository is not None or args.load or args.watch is not None):
-        raise BeamlineError("--fake serves an echo and no repository: leave --repo, --load and --watch away")
+    if args.fake and (repository is not None or args.load or args.watch is not None or args.model_name):
+        raise BeamlineError(
+            "--fake serves an echo and no repository: leave --repo, --model-name, --load and --watch away"
+        )
     if repository is None and not args.fake:
         repository = DEFAULT_REPOSITORY
         if not repository.is_dir():
@@ -285,6 +290,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
             )
     return ServeConfig(
         repository=repository,
+        model_name=args.model_name or None,
         fake=args.fake,
         host=args.host,
         grpc_port=args.grpc_port,

@@ -60,10 +60,12 @@ class ModelManager:
         versions: Versions = "newest",
         only: Sequence[str] = (),
         load_seconds: float | None = None,
+        name: str | None = None,
     ) -> None:
         """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them. `load_seconds`: a load that takes
-        longer is given up."""
+        longer is given up. `name`: of the only model."""
         self._root = root
+        self._name = name
         self._loader = loader
         self._models = models
         self._driver = driver
@@ -231,7 +233,7 @@ class ModelManager:
     async def _scan(self) -> Repository:
         if self._root is None:
             return Repository(Path(), {}, (), {})
-        repository = await self._thread.run(scan, self._root)
+        repository = await self._thread.run(scan, self._root, self._name)
         self._known = set(repository.folders)
         return repository
 

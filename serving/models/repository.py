@@ -1,5 +1,8 @@
 """The models on disk: `<root>/<name>/<version>/manifest.json`.
 
+A root may also be a single model (`<root>/<version>/manifest.json`) or a single version (`<root>/manifest.json`), as
+storage initializers of Kubernetes leave them: a repository of that one, whose name is its manifest's or a given one.
+
 A broken model is reported in a sentence that names the file, and never keeps the others from being served.
 Requests never reach this module: their model names are only looked up among what is loaded.
 """
@@ -10,6 +13,7 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,38 +59,56 @@ def newest(versions: tuple[ModelVersion, ...]) -> ModelVersion:
     return max(versions, key=lambda version: version.version)
 
 
-def scan(root: Path) -> Repository:
-    """Reads every manifest, but no weights: `verify` does that."""
+def model_folders(root: Path, name: str | None = None) -> dict[str, Path]:
+    """By the models' names. `name`: of the only model, where its manifest's is not wanted. Raises `OSError`, and
+    `ModelError` where there are several models for one name."""
+    folders = list(_subfolders(root))
+    only = [root, *reversed([folder for folder in folders if _VERSION.fullmatch(folder.name)])]
+    if any((folder / MANIFEST_FILE).is_file() for folder in only):
+        return {name or _name_in(only) or root.absolute().name: root}
+    if name is not None and len(folders) == 1:
+        return {name: folders[0]}
+    if name is not None and folders:
+        raise ModelError(f"{root} has several models, and --model-name is for one: leave it away, or give one's folder")
+    return {folder.name: folder for folder in folders}
+
+
+def scan(root: Path, name: str | None = None) -> Repository:
+    """Reads every manifest, but no weights: `verify` does that. `name` is that of the only model."""
     models: dict[str, tuple[ModelVersion, ...]] = {}
     problems: list[Problem] = []
     try:
-        folders = list(_subfolders(root))
+        folders = model_folders(root, name)
     except OSError as error:
         raise ModelError(f"the model repository {root} can't be read: {error.strerror}") from error
-    if (root / MANIFEST_FILE).is_file():
-        raise ModelError(
-            f"{root} is a version of a model, and not a repository: give --repo {root.absolute().parents[1]}"
-        )
-    if any((folder / MANIFEST_FILE).is_file() for folder in folders if _VERSION.fullmatch(folder.name)):
-        raise ModelError(f"{root} is a model, and not a repository of models: give --repo {root.absolute().parent}")
-    for folder in folders:
+    for model, folder in folders.items():
         versions: list[ModelVersion] = []
-        entries = 0
         try:
-            for entry in _subfolders(folder):
-                entries += 1
-                try:
-                    versions.append(_read_version(entry))
-                except ModelError as error:
-                    problems.append(Problem(folder.name, str(error), entry.name))
+            lone = (folder / MANIFEST_FILE).is_file() and folder == root
+            entries = [folder] if lone else list(_subfolders(folder))
         except OSError as error:
-            problems.append(Problem(folder.name, f"{folder} can't be read: {error.strerror}"))
+            problems.append(Problem(model, f"{folder} can't be read: {error.strerror}"))
             continue
+        folder_name = folder.name if folder != root else None if name is not None else model
+        for entry in entries:
+            try:
+                found = _read(entry) if lone else _read_version(entry, folder_name)
+                versions.append(found if name is None else _named(found, name))
+            except ModelError as error:
+                problems.append(Problem(model, str(error), "" if lone else entry.name))
         if versions:
-            models[folder.name] = tuple(sorted(versions, key=lambda version: version.version))
+            models[model] = tuple(sorted(versions, key=lambda version: version.version))
         elif not entries:
-            problems.append(Problem(folder.name, f"{folder} has no version folder"))
-    return Repository(root, models, tuple(problems), {folder.name: folder for folder in folders})
+            problems.append(Problem(model, f"{folder} has no version folder"))
+    return Repository(root, models, tuple(problems), folders)
+
+
+def _name_in(folders: list[Path]) -> str | None:
+    """The model's name in the first manifest that can be read."""
+    for folder in folders:
+        with suppress(ModelError, OSError):
+            return read_any_manifest(folder).name
+    return None
 
 
 def find(path: Path, version: int | None = None, among: Collection[int] | None = None) -> ModelVersion:
@@ -96,9 +118,10 @@ def find(path: Path, version: int | None = None, among: Collection[int] | None =
     if not path.is_dir():
         raise ModelNotFound(f"there is no folder {path}{_beside(path)}")
     if (path / MANIFEST_FILE).exists():
-        if version not in (None, int(path.name) if _VERSION.fullmatch(path.name) else None):
+        found = _read_version(path, path.parent.name) if _VERSION.fullmatch(path.name) else _read(path)
+        if version not in (None, found.version):
             raise ModelNotFound(f"{path} is one version, and version {version} was asked for: give the folder above it")
-        return _read_version(path)
+        return found
     present = sorted(int(each.name) for each in _subfolders(path) if _VERSION.fullmatch(each.name))
     if not present:
         inside = [each.name for each in _subfolders(path) if any(_VERSION.fullmatch(e.name) for e in _subfolders(each))]
@@ -107,7 +130,7 @@ def find(path: Path, version: int | None = None, among: Collection[int] | None =
     if version is not None and version not in present:
         raise ModelNotFound(f"{path} has no version {version}; there is {', '.join(map(str, present))}")
     usual = [each for each in present if among is None or each in among] or present
-    return _read_version(path / str(usual[-1] if version is None else version))
+    return _read_version(path / str(usual[-1] if version is None else version), path.name)
 
 
 def _beside(path: Path) -> str:
@@ -124,13 +147,23 @@ def _subfolders(folder: Path) -> Iterator[Path]:
     return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _read_version(folder: Path) -> ModelVersion:
+def _read(folder: Path) -> ModelVersion:
+    """A version in a folder of any name."""
+    return ModelVersion(folder, read_any_manifest(folder))
+
+
+def _named(version: ModelVersion, name: str) -> ModelVersion:
+    return ModelVersion(version.folder, version.manifest.model_copy(update={"name": name}))
+
+
+def _read_version(folder: Path, name: str | None) -> ModelVersion:
+    """`name`: what the manifest must say; None: anything."""
     if not _VERSION.fullmatch(folder.name):
         raise ModelError(f"{folder} is not a version: a version is a positive whole number")
     if not (folder / MANIFEST_FILE).exists():
         raise ModelError(f"{folder / MANIFEST_FILE} does not exist: the version is incomplete")
     manifest = read_any_manifest(folder)
-    expected = (folder.parent.name, int(folder.name))
+    expected = (name or manifest.name, int(folder.name))
     if (manifest.name, manifest.version) != expected:
         raise ManifestError(
             f"{folder / MANIFEST_FILE} says it is {manifest.name} version {manifest.version}, "

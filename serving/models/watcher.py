@@ -12,6 +12,9 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+from beamline.serving.errors import ModelError
+from beamline.serving.models.repository import model_folders
+
 log = logging.getLogger(__name__)
 
 _DEPTH = 3  # of files below a model's folder: its settings, its versions' files, their engines
@@ -20,10 +23,11 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Watcher:
-    def __init__(self, root: Path, refresh: Callable[[list[str]], Awaitable[None]]) -> None:
-        self._root = root
+    def __init__(self, root: Path, refresh: Callable[[list[str]], Awaitable[None]], name: str | None = None) -> None:
+        """`name`: of the only model."""
+        self._root, self._name = root, name
         self._refresh = refresh
-        self._known = signatures(root)  # what the loaded models were made from
+        self._known = signatures(root, name)  # what the loaded models were made from
         self._last = dict(self._known)
 
     async def run(self, seconds: float) -> None:
@@ -33,8 +37,8 @@ class Watcher:
 
     async def look(self) -> None:
         try:
-            now = await asyncio.to_thread(signatures, self._root)
-        except OSError as error:  # a file system that is away for a moment is no reason to unload everything
+            now = await asyncio.to_thread(signatures, self._root, self._name)
+        except (OSError, ModelError) as error:  # a file system that is away for a moment: nothing is unloaded for it
             log.error("the repository can't be watched: %s", error)
             return
         still = {name for name in {*now, *self._known} if now.get(name) == self._last.get(name)}
@@ -49,13 +53,9 @@ class Watcher:
             await self._refresh(changed)
 
 
-def signatures(root: Path) -> dict[str, Signature]:
+def signatures(root: Path, name: str | None = None) -> dict[str, Signature]:
     """For every model of the repository, what tells one state of its folder from another without reading files."""
-    return {
-        entry.name: tuple(sorted(_files(Path(entry.path), _DEPTH)))
-        for entry in os.scandir(root)
-        if entry.is_dir() and not entry.name.startswith(".")
-    }
+    return {model: tuple(sorted(_files(folder, _DEPTH))) for model, folder in model_folders(root, name).items()}
 
 
 def _files(folder: Path, depth: int) -> Iterator[tuple[str, int, int, int, int]]:

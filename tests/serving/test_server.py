@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -205,12 +206,39 @@ async def test_a_repository_without_a_model_is_an_error(tmp_path: Path, broken: 
         await server.start()
 
 
-async def test_a_repository_that_is_none_is_told_with_the_one_that_is(tmp_path: Path) -> None:
-    version = write_version(tmp_path, "de", 1)
-    for wrong in (version, version.parent):
-        server = Server(replace(ANY_PORT, repository=wrong), EngineDoubles().makers)
-        with pytest.raises(ModelError, match=f"not a repository.*: give --repo {tmp_path}$"):
-            await server.start()
+@pytest.mark.parametrize("layout", ["repository", "model", "version", "elsewhere"])
+@pytest.mark.parametrize("name", [None, "other"])
+async def test_a_repository_may_be_one_model_or_one_version(tmp_path: Path, layout: str, name: str | None) -> None:
+    """As KServe's storage initializer leaves them in /mnt/models."""
+    version = write_version(tmp_path / "repository", "de", 2)
+    elsewhere = tmp_path / "mnt" / "models"
+    shutil.copytree(version, elsewhere)
+    root = {
+        "repository": version.parents[1],
+        "model": version.parent,
+        "version": version,
+        "elsewhere": elsewhere,
+    }[layout]
+    doubles = EngineDoubles()
+    config = replace(ANY_PORT, repository=root, model_name=name)
+    async with started(Server(config, doubles.makers)) as server:
+        assert server.manager is not None
+        assert [(each.name, each.version, each.state.name) for each in server.manager.index()] == [
+            (name or "de", "2", "READY")
+        ]
+        async with connected(server) as stub:
+            request = pb.TranslateRequest(model=name or "de", inputs=[pb.Input(text="a")])
+            assert (await stub.Translate(request)).model == (name or "de")
+        await server.manager.refresh_all()
+        assert len(doubles.loaded) == 1  # nothing has changed
+
+
+async def test_a_name_is_for_one_model(tmp_path: Path) -> None:
+    for model in ("de", "fr"):
+        write_version(tmp_path, model)
+    server = Server(replace(ANY_PORT, repository=tmp_path, model_name="other"), EngineDoubles().makers)
+    with pytest.raises(ModelError, match="several models"):
+        await server.start()
 
 
 async def test_a_call_to_the_operators_port_is_told_where_to_go() -> None:
