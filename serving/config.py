@@ -27,6 +27,7 @@ class TextLimits:
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
     repository: Path | None = None  # None only with `fake`
+    remote: str | None = None  # the address of which `repository` is a copy; None: it is the repository itself
     model_name: str | None = None  # of the only model of the repository; None: its own
     fake: bool = False
     host: str = "127.0.0.1"

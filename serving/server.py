@@ -24,6 +24,7 @@ from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.loader import Driver, EngineMakers, ModelLoader, real_makers
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.models.registry import Models
+from beamline.serving.models.remote import RemoteRepository
 from beamline.serving.models.watcher import Watcher
 from beamline.serving.security.access import Access, ClientLimit
 from beamline.serving.security.tls import ServerTls
@@ -55,6 +56,7 @@ class Server:
         self._driver: Driver | None = None
         self._watching: asyncio.Task[None] | None = None
         self._watchdog: asyncio.Task[None] | None = None
+        self._copy: RemoteRepository | None = None  # of a repository elsewhere
         self._rescan: asyncio.Task[None] | None = None
         self.failed = asyncio.Event()  # engines don't step any more: the process has to end
         self._overdue = False  # a drain was cut short
@@ -128,6 +130,9 @@ class Server:
             largest = (config.max_message_bytes, config.text.max_inputs)
             app = gateway_app(inference, models, self.lifecycle, guard, *largest, write_seconds, more)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
+        if config.remote is not None and config.repository is not None:
+            self._copy = await asyncio.to_thread(RemoteRepository, config.remote, config.repository)
+            await asyncio.to_thread(self._copy.sync)
         self.manager = manager = ModelManager(
             config.repository,
             ModelLoader(config, makers, self.metrics, self._workers),
@@ -173,7 +178,8 @@ class Server:
         if config.repository is None or config.watch_seconds is None:
             return None
         try:
-            return Watcher(config.repository, manager.refresh, config.model_name)
+            sync = None if self._copy is None else self._copy.sync
+            return Watcher(config.repository, manager.refresh, config.model_name, sync)
         except OSError as error:
             raise ModelError(f"the model repository {config.repository} can't be read: {error.strerror}") from error
 
@@ -182,7 +188,12 @@ class Server:
         if self.manager is None or self.config.repository is None:
             return
         log.info("looking for changes in the model repository")
-        self._rescan = asyncio.create_task(self.manager.refresh_all())
+        self._rescan = asyncio.create_task(self._look_again(self.manager))
+
+    async def _look_again(self, manager: ModelManager) -> None:
+        if self._copy is not None:
+            await asyncio.to_thread(self._copy.sync)
+        await manager.refresh_all()
 
     async def leave(self) -> None:
         """For `drain_delay_seconds`, tells health checks that this server is not to be called, and answers calls all

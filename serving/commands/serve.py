@@ -15,6 +15,7 @@ from pathlib import Path
 from beamline.serving.backends.selection import DEVICE_OPTIONS
 from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.errors import BeamlineError
+from beamline.serving.models.remote import SCHEMES, cache_folder, is_remote
 from beamline.serving.models.settings import MOST_SLOWDOWN
 from beamline.serving.security.tls import TlsFiles
 from beamline.serving.server import Server
@@ -33,7 +34,12 @@ FAILED = 1  # the exit code for a supervisor, where an engine failed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     config = ServeConfig()
     parser.add_argument(
-        "--repo", type=Path, metavar="DIR", help=f"the model repository, or one model's folder ({DEFAULT_REPOSITORY})"
+        "--repo",
+        metavar="DIR",
+        help=f"the model repository, or one model's folder ({DEFAULT_REPOSITORY}); also s3://, gs:// and https://",
+    )
+    parser.add_argument(
+        "--model-cache", type=Path, metavar="DIR", help="where models from s3://, gs:// or https:// are kept (~/.cache)"
     )
     parser.add_argument("--model-name", metavar="M", help="serve the only model under this name (its own)")
     parser.add_argument(
@@ -276,8 +282,21 @@ def interval(text: str) -> float:
     return _real(text, 0.05, sys.float_info.max, "a number of seconds, at least 0.05")
 
 
+def _repository_of(args: argparse.Namespace) -> tuple[Path | None, str | None]:
+    """The folder, and the address of which it is a copy."""
+    if args.repo is None:
+        return None, None
+    given = str(args.repo)
+    if is_remote(given):
+        return cache_folder(given, args.model_cache), given
+    if "://" in given:
+        allowed = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise BeamlineError(f"--repo is {given!r}; it must be a folder, or begin with one of {allowed}")
+    return Path(given), None
+
+
 def config_of(args: argparse.Namespace) -> ServeConfig:
-    repository = args.repo
+    repository, remote = _repository_of(args)
     if args.fake and (repository is not None or args.load or args.watch is not None or args.model_name):
         raise BeamlineError(
             "--fake serves an echo and no repository: leave --repo, --model-name, --load and --watch away"
@@ -290,6 +309,7 @@ def config_of(args: argparse.Namespace) -> ServeConfig:
             )
     return ServeConfig(
         repository=repository,
+        remote=remote,
         model_name=args.model_name or None,
         fake=args.fake,
         host=args.host,

@@ -23,8 +23,15 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Watcher:
-    def __init__(self, root: Path, refresh: Callable[[list[str]], Awaitable[None]], name: str | None = None) -> None:
-        """`name`: of the only model."""
+    def __init__(
+        self,
+        root: Path,
+        refresh: Callable[[list[str]], Awaitable[None]],
+        name: str | None = None,
+        sync: Callable[[], None] | None = None,
+    ) -> None:
+        """`name`: of the only model. `sync`: brings the folder up to date before each look, where it is a copy."""
+        self._sync = sync
         self._root, self._name = root, name
         self._refresh = refresh
         self._known = signatures(root, name)  # what the loaded models were made from
@@ -37,6 +44,8 @@ class Watcher:
 
     async def look(self) -> None:
         try:
+            if self._sync is not None:
+                await asyncio.to_thread(self._sync)
             now = await asyncio.to_thread(signatures, self._root, self._name)
         except (OSError, ModelError) as error:  # a file system that is away for a moment: nothing is unloaded for it
             log.error("the repository can't be watched: %s", error)

