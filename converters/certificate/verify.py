@@ -8,7 +8,7 @@ give the original's log-probabilities. One comparison goes to the model's limit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from beamline.converters.certificate.long_sequences import compare_long
 from beamline.converters.certificate.original import log_probs, plain_beams
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
+from beamline.converters.certificate.progress import Each, silently
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.text.tokenizer import TextTokenizer
 
@@ -93,19 +94,21 @@ class Certificate(ParityCertificate):
         return found
 
 
-def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance) -> Certificate:
+def verify(
+    folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance, each: Each = silently
+) -> Certificate:
     graphs = GraphRunner(folder, manifest)
     cases = _random_cases(manifest)
-    difference = _score_difference(graphs, loaded, cases, manifest)
+    difference = _score_difference(graphs, loaded, cases, manifest, each)
     compared = exact = ties = 0
     for width in BEAM_WIDTHS:
         if width > manifest.limits.max_beam_size:
             continue
         steps = _steps(manifest)
-        expected = [plain_beams(loaded, case, width, steps) for case in cases]
-        alone = [graphs.beams([case], width, steps)[0] for case in cases]
         batched = graphs.beams(cases, width, steps)
-        for (want, margin), *found in zip(expected, alone, batched, strict=True):
+        for case, together in each(f"beam width {width}", list(zip(cases, batched, strict=True))):
+            want, margin = plain_beams(loaded, case, width, steps)
+            found = (graphs.beams([case], width, steps)[0], together)
             for got in found:
                 compared += 1
                 if got.sequences == want.sequences:
@@ -114,7 +117,7 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
                 elif margin < TIE:
                     exact += 1
                     ties += 1
-    longest = compare_long(graphs, loaded, cases[0], TIE)
+    [longest] = (compare_long(graphs, loaded, case, TIE) for case in each("the longest sequence", cases[:1]))
     lines = parity_lines(TEXT_LINES)
     certificate = Certificate(
         max_log_prob_difference=max(difference, longest.difference),
@@ -122,7 +125,7 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
         beams_compared=compared + longest.compared,
         ties=ties + longest.ties,
         longest_compared=longest.tokens,
-        text_exact_share=_text_exact_share(folder, manifest, loaded, lines),
+        text_exact_share=_exact_lines(folder, manifest, loaded, each("ids and text", lines)) / len(lines),
         lines_compared=len(lines),
         tolerance=tolerance,
         created_with=manifest.created_with,
@@ -153,7 +156,9 @@ def _random_cases(manifest: Manifest) -> list[Case]:
     return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
-def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest) -> float:
+def _score_difference(
+    graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest, each: Each
+) -> float:
     """The score graph over random targets, all in one batch, against the original one by one."""
     random = np.random.default_rng(1)
     text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
@@ -164,7 +169,7 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
     targets, labels = text[:, :-1], text[:, 1:]
     found = graphs.token_log_probs(cases, targets, labels)
     difference = 0.0
-    for row, case in enumerate(cases):
+    for row, case in each("scores", list(enumerate(cases))):
         expected = log_probs(loaded, case.source, [targets[row].tolist()])[0]
         wanted = expected.gather(1, torch.tensor(labels[row])[:, None])[:, 0].numpy()
         difference = max(difference, float(np.abs(found[row] - wanted).max()))
@@ -174,7 +179,7 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
 # -- the tokenizers ------------------------------------------------------------------------------------------------
 
 
-def _text_exact_share(folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Sequence[str]) -> float:
+def _exact_lines(folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Iterable[str]) -> int:
     source = TextTokenizer.load(folder / manifest.tokenizers.source.file)
     target = TextTokenizer.load(folder / manifest.tokenizers.target.file)
 
@@ -187,4 +192,4 @@ def _text_exact_share(folder: Path, manifest: Manifest, loaded: LoadedModel, lin
             and target.decode(target_ids) == loaded.target_tokenizer.decode(target_ids)
         )
 
-    return sum(map(same, lines)) / len(lines)
+    return sum(map(same, lines))
