@@ -43,7 +43,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,7 +79,7 @@ test-cuda-stub: $(DEV)/.ready $(STUB)/.ready  ## Run the tests of the CUDA path 
 	$(DEV)/bin/python -m tests.support.cuda_stub.models .cache/cuda-stub/models
 	$(STUB)/bin/python -m tests.support.cuda_stub $(STUB)/bin/python -m pytest -m "cuda_stub$(if $(FULL),, and not full)" tests/cuda_stub $(TEST_ARGS)
 
-check: lint types proto-check  ## Check style, types, and that the generated code is current
+check: lint types proto-check studio-check  ## Check style, types, and that the generated code is current
 
 lint: $(DEV)/.ready
 	$(DEV)/bin/ruff check .
@@ -96,6 +96,19 @@ proto-check: $(DEV)/.ready
 		echo "The generated code is not what protos/*.proto gives: run 'make proto'." >&2; exit 1; \
 	fi
 	@echo "Generated code is current."
+
+# Who only uses the studio, or works on Python, needs no node: what it builds is committed.
+studio: studio/node_modules/.ready  ## Build the studio's page from studio/ (needs node 20 or newer)
+	cd studio && node build.mjs
+
+studio-check:
+	@if command -v npm >/dev/null; then \
+		$(MAKE) -s --no-print-directory studio/node_modules/.ready && cd studio && npm run --silent check && npm test --silent; \
+	else echo "There is no npm here: the built studio was not compared with its sources."; fi
+
+studio/node_modules/.ready: studio/package.json studio/package-lock.json
+	cd studio && npm ci --silent --no-audit --no-fund
+	@touch $@
 
 fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff check --fix-only .

@@ -73,6 +73,7 @@ class TranslateOptions(CallOptions, total=False):
     return_scores: bool  # score and token_log_probs
     return_tokens: bool
     return_alignment: bool
+    return_search_trace: bool  # how the search went: docs/search-trace.md
 
 
 class GenerateOptions(CallOptions, total=False):
@@ -102,6 +103,7 @@ class GenerateOptions(CallOptions, total=False):
     return_tokens: bool
     return_log_probs: bool
     top_log_probs: int  # of so many likeliest tokens at each place; at most 20
+    return_search_trace: bool  # as in TranslateOptions
 
 
 class ChatOptions(GenerateOptions, total=False):
@@ -163,6 +165,39 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchCandidate:
+    """What a step of the search might have gone on with, and what became of it."""
+
+    id: int | None  # None where a hypothesis was cut off without another token
+    piece: str
+    parent: int  # the candidate of the step before that it continues; of no meaning in the first step
+    score: float  # the sum of log-probabilities
+    normalized_score: float  # divided by length ** length_penalty
+    fate: Literal["live", "pruned", "finished"]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    number: int
+    candidates: tuple[SearchCandidate, ...]  # best first; samples in their order
+    forced: bool  # the token was given
+    part: int  # of a text that was split
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTrace:
+    """How one sequence was searched, step by step."""
+
+    beam_size: int  # or how many samples
+    samples: bool
+    length_penalty: float
+    steps: tuple[SearchStep, ...]  # empty in a stream, where they came before
+    hypotheses: tuple[tuple[int, int], ...]  # step and candidate that each hypothesis of the answer ends with
+    truncated: bool  # later steps are not recorded
+
+
+@dataclass(frozen=True, slots=True)
 class Translation:
     hypotheses: tuple[Hypothesis, ...]  # best first
     source_tokens: int
@@ -170,6 +205,8 @@ class Translation:
     timings: Timings
     model: str  # that answered; in a stream, as the call named it
     version: str
+    source: tuple[Token, ...] = ()  # where tokens and alignment are asked for: what the weights of a row are of
+    search_traces: tuple[SearchTrace, ...] = ()  # where asked for: one, or one for each part of a text that was split
 
     @property
     def text(self) -> str:
@@ -188,6 +225,7 @@ class TranslationPiece:
     index: int  # which of the texts
     text: str  # to be appended; whole characters
     translation: Translation | None  # in the last piece of a text
+    search_steps: tuple[SearchStep, ...] = ()  # where asked for: those since the last piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +250,7 @@ class Generation:
     timings: Timings
     model: str
     version: str
+    search_trace: SearchTrace | None = None  # where asked for
 
     @property
     def text(self) -> str:
@@ -226,6 +265,8 @@ class GenerationPiece:
     tokens: tuple[Token, ...]  # where asked for: all since the last piece
     finish_reason: FinishReason | None  # in the last piece of a completion
     usage: Usage | None  # in the very last piece
+    search_steps: tuple[SearchStep, ...] = ()  # where asked for: those since the last piece
+    search_trace: SearchTrace | None = None  # where asked for, in the very last piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from beamline._calls.answers import FINISH_REASONS, timings_of, token_of
 from beamline._calls.operation import Operation, Stream
 from beamline._calls.requests import Options, rpc_of, set_field, settings_of, template_of, unsendable
+from beamline._calls.search_traces import step_of, trace_of
 from beamline.errors import InvalidItem, InvalidRequest
 from beamline.protos import beamline_pb2 as pb
 from beamline.types import ChatMessages, Completion, Generation, GenerationPiece, Message, Prompt, TokenIds, Usage
@@ -107,6 +108,7 @@ def _generation(items: Sequence[Any], single: bool, options: Options) -> Operati
                 timings_of(response.timings),
                 response.model,
                 response.version,
+                trace_of(response.search_trace) if response.HasField("search_trace") else None,
             )
         ]
 
@@ -122,6 +124,8 @@ def _generation_piece(reply: pb.GenerateReply) -> GenerationPiece:
         tuple(map(token_of, reply.tokens)),
         FINISH_REASONS.get(reply.finish_reason),
         _usage(reply.usage) if reply.HasField("usage") else None,
+        tuple(map(step_of, reply.search_steps)),
+        trace_of(reply.search_trace) if reply.HasField("search_trace") else None,
     )
 
 

@@ -16,6 +16,7 @@ from beamline._calls.requests import (
     template_of,
     with_items,
 )
+from beamline._calls.search_traces import step_of, trace_of
 from beamline.errors import BeamlineError, InvalidItem
 from beamline.protos import beamline_pb2 as pb
 from beamline.types import Hypothesis, Input, Token, Translation, TranslationPiece
@@ -51,7 +52,10 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
             str(options.get("version", "")),
         )  # as asked for: a reply has none
         return TranslationPiece(
-            reply.input, reply.text, _translation(reply.translation, model, version) if whole else None
+            reply.input,
+            reply.text,
+            _translation(reply.translation, model, version) if whole else None,
+            tuple(map(step_of, reply.search_steps)),
         )
 
     operation: Operation[Translation] = Operation(
@@ -81,6 +85,8 @@ def _translation(message: pb.Translation, model: str, version: str) -> Translati
         timings_of(message.timings),
         model,
         version,
+        tuple(Token(token.id, token.piece) for token in message.source),
+        tuple(map(trace_of, message.search_traces)),
     )
 
 

@@ -152,6 +152,13 @@ class Models:
         once: a call that awaits something must `use` the model."""
         return self._find(name, version, None).model
 
+    def default(self) -> Model | None:
+        """What a call that names no model would use; None where it would be refused."""
+        try:
+            return self._find("", "", (Translator, Generator)).model
+        except (InvalidRequest, ModelNotFound, ModelUnavailable):
+            return None
+
     def versions(self, name: str) -> list[Model]:
         """All that are served, ascending."""
         name = name or self._default_name(None)

@@ -21,6 +21,8 @@ Options = pb.DecodingOptions | pb.GenerationOptions
 LENGTH_PENALTY = (-10.0, 10.0)
 REPETITION_PENALTY = (0.01, 100.0)
 MAX_SUPPRESSED = 1024
+_TRACE_CANDIDATES = 1 << 16  # of one call: all for beam 16 and 2,048 tokens, which are two megabytes to send
+_TRACED_SEQUENCES = 16  # a trace is for people to look at
 
 _EARLY_STOPPING: dict[int, bool | Literal["never"]] = {
     pb.EARLY_STOPPING_FALSE: False,
@@ -130,6 +132,7 @@ def decoding_options(
         prefix=prefix,
         time_limit=time_limit(asked),
         return_alignment=asked.return_alignment,
+        trace_candidates=_TRACE_CANDIDATES if asked.return_search_trace else 0,
     )
 
 
@@ -138,6 +141,16 @@ def bounded_by_source(options: DecodingOptions, defaults: DecodingDefaults, sour
     grown = math.ceil(defaults.max_length_factor * source_tokens) + defaults.max_length_extra
     longest = max(grown, options.min_length, SHORTEST) + len(options.prefix)
     return replace(options, max_length=min(options.max_length, longest))
+
+
+def trace_candidates(sequences: int) -> int:
+    """What the trace of each sequence of a call may hold."""
+    if sequences > _TRACED_SEQUENCES:
+        raise InvalidRequest(
+            f"return_search_trace is for at most {_TRACED_SEQUENCES} sequences of a call, and this one has "
+            f"{sequences}: leave it off, or send fewer texts"
+        )
+    return _TRACE_CANDIDATES // sequences
 
 
 def _num_hypotheses(asked: pb.DecodingOptions, default: int, beam_size: int) -> int:
@@ -219,6 +232,7 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         presence_penalty=real(asked, "presence_penalty", 0.0, *PENALTY),
         frequency_penalty=real(asked, "frequency_penalty", 0.0, *PENALTY),
         logit_bias=_logit_bias(asked, card),
+        trace_candidates=_TRACE_CANDIDATES if asked.return_search_trace else 0,
         top_log_probs=whole(asked, "top_log_probs", 0, 0, min(REPORTED, card.vocabulary.target_size)),
     )
 
