@@ -59,7 +59,7 @@ class TranslateOptions(CallOptions, total=False):
     source_language: str  # for models that know several
     target_language: str
     beam_size: int  # 1: greedy
-    num_hypotheses: int  # at most beam_size
+    num_hypotheses: int  # at most beam_size; where it samples: how many samples
     length_penalty: float  # scores are divided by length ** length_penalty
     early_stopping: EarlyStopping
     min_length: int  # lengths count the start token, the prefix and the end token
@@ -74,6 +74,11 @@ class TranslateOptions(CallOptions, total=False):
     return_tokens: bool
     return_alignment: bool
     return_search_trace: bool  # how the search went: docs/search-trace.md
+    temperature: float  # 0: beam search or greedy; above: translations are drawn, with beam_size 1
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_p: float  # 0: off
+    seed: int  # the same seed gives the same answers
 
 
 class GenerateOptions(CallOptions, total=False):

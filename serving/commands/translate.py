@@ -17,6 +17,16 @@ from beamline.types import Translation
 HELP = "translate texts"
 
 
+# Names of options, and what they do; the model checks the values.
+_SAMPLING: dict[str, tuple[type[int] | type[float], str]] = {
+    "temperature": (float, "0: the likeliest translation; above: sampling"),
+    "top_k": (int, "sample from the likeliest X tokens"),
+    "top_p": (float, "sample from the likeliest that have this much together"),
+    "min_p": (float, "and from none less likely than this share of the likeliest"),
+    "seed": (int, "the same one gives the same samples"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
     add_languages(parser)
@@ -24,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
     )
+    sampling = parser.add_argument_group("sampling", "translations that are drawn; --nbest says how many")
+    for name, (kind, text) in _SAMPLING.items():
+        sampling.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help=text)
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
 
@@ -57,6 +70,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
         options["return_scores"] = True
     if args.beam is not None:
         options["beam_size"] = args.beam
+    options |= {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
     if args.nbest is not None:
         options["num_hypotheses"] = args.nbest
     return options

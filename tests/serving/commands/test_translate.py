@@ -54,6 +54,20 @@ async def test_scores_and_hypotheses(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "-1.0000\tOne is. Two.\n-2.0000\tOne is. Two.\n"
 
 
+async def test_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ["--temperature", "0.7", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01", "--seed", "7"]
+    engine = EngineDouble()
+    assert await ask(engine, *sampling, "--nbest", "3", "One is. Two.") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    (request,) = engine.submitted
+    options = request.options
+    assert options is not None
+    assert (options.beam_size, options.num_hypotheses, options.top_k, options.seed) == (3, 3, 9, 7)
+    assert (options.temperature, options.top_p, options.min_p) == pytest.approx((0.7, 0.9, 0.01))
+    assert await ask(EngineDouble(), "--temperature", "1", "--beam", "2", "a") == 2
+    assert "a beam search does not sample" in capsys.readouterr().err
+
+
 async def test_a_refusal_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(EngineDouble(), "--beam", "9", "a") == 2
     assert capsys.readouterr().err == "beamline: beam_size is 9; this model allows 1 to 8\n"
