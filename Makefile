@@ -114,9 +114,10 @@ fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff check --fix-only .
 	$(DEV)/bin/ruff format .
 
-docs: $(DEV)/.ready  ## Write what is generated in docs/: metrics, the API's tables, the picture
+docs: $(DEV)/.ready  ## Write what is generated in docs/: metrics, the API's tables, the picture; and README's models
 	$(DEV)/bin/python -m beamline.serving.telemetry.metrics_page >docs/metrics.md
 	$(DEV)/bin/python -m docs.api_tables
+	$(DEV)/bin/python -m docs.models_table
 	$(DEV)/bin/python -m docs.tree_cache
 
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto

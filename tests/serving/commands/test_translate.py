@@ -15,7 +15,7 @@ from beamline.errors import BeamlineError, Overloaded, Unavailable
 from beamline.serving.cli import main
 from beamline.serving.commands import models, translate
 from beamline.serving.commands.lines import two_at_a_time
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import EngineDouble, running, small_manifest
 from tests.support.processes import ROOT
 
 
@@ -52,6 +52,19 @@ async def test_lines_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys
 async def test_scores_and_hypotheses(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(EngineDouble(), "--scores", "--nbest", "2", "--beam", "3", "One is. Two.") == 0
     assert capsys.readouterr().out == "-1.0000\tOne is. Two.\n-2.0000\tOne is. Two.\n"
+
+
+async def test_languages_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = small_manifest().model_copy(update={"source_languages": ("en",), "target_languages": ("de",)})
+    both = ["--source-language", "en", "--target-language"]
+    assert await ask(EngineDouble(manifest), *both, "de", "a") == 0
+    assert capsys.readouterr().out == "a\n"
+    engine = EngineDouble(manifest)
+    assert await ask(engine, *both, "fr", "a") == 2
+    assert "target_language is 'fr'" in capsys.readouterr().err
+    assert engine.submitted == []
+    assert await ask(EngineDouble(manifest), "--source-language", "fr", "a") == 2
+    assert "source_language is 'fr'" in capsys.readouterr().err
 
 
 async def test_samples(capsys: pytest.CaptureFixture[str]) -> None:
