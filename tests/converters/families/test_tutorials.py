@@ -132,6 +132,13 @@ def test_the_seq2seq_tutorial_answers_as_it_does_itself(tmp_path: Path) -> None:
     assert len({tuple(words) for words in ended}) > 3  # the sources matter
 
 
+def test_an_own_module_with_two_vocabularies_needs_two_tokenizers(tmp_path: Path) -> None:
+    torch.save(Tutorial().state_dict(), tmp_path / "seq2seq.pt")
+    own = OwnFiles(tmp_path / "seq2seq.pt", tmp_path / "source.json")
+    with pytest.raises(UnsupportedCheckpoint, match="reads 20 words and writes 23, two vocabularies: add --target-tok"):
+        converter_for(Path(f"{tutorial_seq2seq.__file__}:build"), own=own).load()
+
+
 @pytest.mark.parametrize(
     "layers",
     [
