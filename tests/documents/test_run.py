@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.pages import COMMANDS, Block, Command, blocks, commands, pages
-from tests.documents.reader import THE_PAGES_OWN, Reader
+from tests.documents.reader import THE_PAGES_OWN, Reader, check_build
 from tests.documents.reader_files import Belongings
 from tests.documents.servers import LOADED, Servers
 from tests.support.language_models import ConvertedLanguageModel
@@ -29,7 +29,7 @@ NOT_RUN = {
 FULL = (
     r"^beamline loadtest (?!.*--out (before|result))",
     r"^beamline (convert|build|shortlist) ",
-    r"^python -m examples\.",
+    r"^python -m (examples\.|pytest )",
 )
 # Fences whose content can at least be read.
 READERS = {"json": json.loads, "toml": tomllib.loads}
@@ -75,6 +75,9 @@ def follow(page: str, folder: Path, servers: Servers, belongings: Belongings, *,
                 wanted = [each for each in commands(block) if why_not(each) is None and (full or not is_long(each))]
                 if wanted:
                     reader.read(block, wanted)
+                for each in commands(block):
+                    if each.text.startswith("docker build ") and "not run" not in block.marks:
+                        check_build(each.text, reader.folder)
 
 
 @pytest.mark.parametrize("page", pages())
