@@ -68,7 +68,8 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
         "beamline: beamline convert needs torch, which is not installed: "
-        "in this project's folder, pip install '.[cpu,convert]'\n"
+        "in this project's folder, pip install -c constraints.txt torch (docs/tutorial.md says which build), "
+        "then pip install '.[cpu,convert]'\n"
     )
 
 
