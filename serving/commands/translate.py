@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
     )
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
+    parser.add_argument(
+        "--target-prefix", metavar="TEXT", help="every translation begins with it; no text is split then"
+    )
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
 
 
@@ -52,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    options = {**asked(args), **languages_of(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
+    split = not args.no_split and args.nbest in (None, 1) and args.target_prefix is None
+    options = {**asked(args), **languages_of(args), "split_sentences": split}
     if args.scores:
         options["return_scores"] = True
     if args.beam is not None:
         options["beam_size"] = args.beam
+    if args.target_prefix is not None:
+        options["target_prefix"] = args.target_prefix
     if args.nbest is not None:
         options["num_hypotheses"] = args.nbest
     return options
