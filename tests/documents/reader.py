@@ -25,6 +25,7 @@ THE_PAGES_OWN = "this page's"  # the mark of a block that asks the server that t
 _LOADTEST = re.compile(r"\bbeamline loadtest\b(?! compare)(?!.*--target)")  # the others read BEAMLINE_TARGET
 _SERVE = re.compile(r"\bbeamline serve\b")
 _COPIED = ("beamline", "converters", "model_repo")
+_LINKED = (".dockerignore", ".git")  # besides all that is not hidden
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -66,7 +67,7 @@ def checkout(folder: Path) -> Path:
     for path in ROOT.iterdir():
         if path.name in _COPIED:
             shutil.copytree(path, folder / path.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        elif not path.name.startswith(".") or path.name == ".dockerignore":
+        elif not path.name.startswith(".") or path.name in _LINKED:
             (folder / path.name).symlink_to(path)
     return folder
 
