@@ -46,7 +46,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship wheel image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -138,6 +138,13 @@ bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 # MODEL=en-de RUN=OUT DATA=DATA, as examples/translation/README.md says.
 ship: $(DEV)/.ready  ## Convert, measure and ship what examples/translation trained
 	$(DEV)/bin/python -m examples.translation.ship $(MODEL) --run $(RUN) --data $(DATA)
+
+# From an empty build/: setuptools would pack what an older build left there.
+wheel: $(DEV)/.ready  ## Build the wheel, beamline_serving-*.whl, into dist/
+	@rm -rf build
+	$(DEV)/bin/python -m pip --disable-pip-version-check wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build
+	@ls dist/*.whl
 
 image-test:  ## Build the image with buildah, start it, translate through it (as root)
 	container/image-test $(IMAGE_ARGS)

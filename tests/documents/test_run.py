@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ NOT_RUN = {
     r"^docker ": "needs a container engine; container/image-test builds and runs the same image with buildah",
     r"--device (cuda|tensorrt)": "needs a GPU",
 }
+if shutil.which("openssl") is None:
+    NOT_RUN[r"^openssl "] = "there is no openssl here"
 # What takes longer than a moment.
 FULL = (
     r"^beamline loadtest (?!.*--out (before|result))",
