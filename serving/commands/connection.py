@@ -88,11 +88,11 @@ def _folder(repository: Path, name: str) -> Path:
     """Of the model that is named, else of the default one, else of the only one."""
     if name:
         return repository / name
-    folders = scan(repository).folders
-    if not folders:
-        raise BeamlineError(
-            f"{repository} holds no models: a repository has a folder for each, with a folder per version"
-        )
+    found = scan(repository)
+    if not found.models:
+        why = f" ({found.problems[0].reason})" if found.problems else ""
+        raise BeamlineError(f"{repository} holds no models that can be loaded{why}")
+    folders = found.folders
     defaults = [folder for folder in folders.values() if len(folders) > 1 and read_settings(folder).default]
     if len(defaults or folders) != 1:
         raise BeamlineError(f"{repository} has several models: name one with --model, of {', '.join(folders)}")
