@@ -82,17 +82,17 @@ def _check_pair(certificate: Path, key: Path) -> None:
     """gRPC would only say that nothing can be reached."""
 
     def no_password() -> str:
-        raise BeamlineError(f"client_key ({key}) is encrypted; give it without a passphrase")
+        raise BeamlineError(f"the private key {key} is encrypted; give it without a passphrase")
 
     if not (certificate.is_file() and key.is_file()):  # a pipe can be read once
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, no_password)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH" or error.reason == "KEY_TYPE_MISMATCH":
-            said = f"client_key ({key}) is not the key of client_cert ({certificate}): give the one that belongs to it"
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            said = f"{key} is not the private key of the certificate {certificate}: give the one that belongs to it"
         else:
-            said = f"client_cert ({certificate}) and client_key ({key}) must be a certificate and its key, both PEM"
+            said = f"{certificate} and {key} must be a certificate and its private key, both PEM"
         raise BeamlineError(said) from error
 
 
