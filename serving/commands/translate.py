@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (kind, text) in _SAMPLING.items():
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help=text)
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
+    parser.add_argument(
+        "--target-prefix", metavar="TEXT", help="every translation begins with it; no text is split then"
+    )
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
 
 
@@ -65,12 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    options = {**asked(args), **languages_of(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
+    split = not args.no_split and args.nbest in (None, 1) and args.target_prefix is None
+    options = {**asked(args), **languages_of(args), "split_sentences": split}
     if args.scores:
         options["return_scores"] = True
     if args.beam is not None:
         options["beam_size"] = args.beam
     options |= {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    if args.target_prefix is not None:
+        options["target_prefix"] = args.target_prefix
     if args.nbest is not None:
         options["num_hypotheses"] = args.nbest
     return options

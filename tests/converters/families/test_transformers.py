@@ -168,3 +168,5 @@ def test_a_source_that_is_no_folder_is_said(tmp_path: Path) -> None:
         ConversionError, match=r"does not exist; .* hf download facebook/x --local-dir x, and convert x$"
     ):
         converter_for(Path("facebook/x"))
+    with pytest.raises(ConversionError, match=r"hf download facebook/x --local-dir x, and convert x$"):
+        converter_for(Path("https://huggingface.co/facebook/x/tree/main"))

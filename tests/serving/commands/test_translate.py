@@ -14,6 +14,7 @@ import pytest
 from beamline.errors import BeamlineError, Overloaded, Unavailable
 from beamline.serving.cli import main
 from beamline.serving.commands import models, translate
+from beamline.serving.commands.connection import connection_of
 from beamline.serving.commands.lines import two_at_a_time
 from tests.serving.doubles import EngineDouble, running, small_manifest
 from tests.support.processes import ROOT
@@ -102,6 +103,8 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["a", ""], "a TEXT is empty; give words"),
         ([" "], "a TEXT is empty; give words"),
         (["--nbest", "-1", "a"], "--nbest is -1; it must be at least 1"),
+        (["--repo", str(ROOT / "docs"), "a"], "docs holds no models that can be loaded ("),
+        (["--tls-cert", "a", "--tls-key", "b", "a"], "need --tls or --tls-ca as well"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +133,22 @@ def test_splitting_is_off_where_it_makes_no_sense() -> None:
     assert not options("--no-split")["split_sentences"]
     assert not options("--nbest", "2")["split_sentences"]
     assert options("--nbest", "1")["split_sentences"]
+    assert options("--target-prefix", "Die") == {"split_sentences": False, "target_prefix": "Die"}
+
+
+def test_the_public_authorities_are_trusted_where_that_is_said() -> None:
+    parser = argparse.ArgumentParser()
+    translate.add_arguments(parser)
+    assert connection_of(parser.parse_args([]))["tls"] is None
+    assert connection_of(parser.parse_args(["--tls"]))["tls"] is True
+    assert connection_of(parser.parse_args(["--tls", "--tls-ca", "ca.pem"]))["tls"] == Path("ca.pem")
+
+
+@pytest.mark.parametrize("wrong", ["0", "soon", "inf"])
+def test_a_timeout_is_seconds(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["translate", "--timeout", wrong, "a"], {"translate": lambda: translate})
+    assert f"it is {wrong!r}; it must be seconds, more than 0" in capsys.readouterr().err
 
 
 async def test_a_full_queue_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +202,9 @@ def test_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     repository = str(ROOT / "model_repo")
     assert main(["translate", "--repo", repository, "Open."], commands) == 0
     assert capsys.readouterr().out == "Öffnen.\n"
+    prefixed = ["translate", "--repo", repository, "--target-prefix", "Die", "--timeout", "60", "Save the file."]
+    assert main(prefixed, commands) == 0
+    assert capsys.readouterr().out.startswith("Die ")
     assert main(["translate", "--repo", repository, "--model", "en-fr", "Open."], commands) == 2
     assert "beside it there is en-de, en-de-gru" in capsys.readouterr().err
     assert main(["translate", "--repo", repository, "--target", "a:1", "Open."], commands) == 2
