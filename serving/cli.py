@@ -29,6 +29,24 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
 
 
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no whole number; write it in digits, as 4") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no number; write it in digits, as 4 or 0.5") from None
+
+
+# What reads an argument of these types: argparse's own words are "invalid int value".
+_NUMBERS = {int: _whole_number, float: _number}
+
+
 class Command(Protocol):
     HELP: str
 
@@ -73,6 +91,8 @@ def _call(name: str, load: Loader, arguments: list[str]) -> int:
     try:
         command = load()
         parser = argparse.ArgumentParser(prog=f"beamline {name}", description=command.HELP)
+        for kind, read in _NUMBERS.items():
+            parser.register("type", kind, read)
         command.add_arguments(parser)
         return command.run(parser.parse_args(arguments))
     except ModuleNotFoundError as error:

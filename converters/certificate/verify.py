@@ -8,7 +8,7 @@ give the original's log-probabilities. One comparison goes to the model's limit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +21,7 @@ from beamline.converters.certificate.long_sequences import compare_long
 from beamline.converters.certificate.original import log_probs, plain_beams
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
+from beamline.converters.certificate.progress import Each, silently
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.text.tokenizer import TextTokenizer
 
@@ -109,19 +110,21 @@ class Certificate(ParityCertificate):
         return found
 
 
-def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance) -> Certificate:
+def verify(
+    folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance, each: Each = silently
+) -> Certificate:
     graphs = GraphRunner(folder, manifest)
     cases = _random_cases(manifest)
-    difference = _score_difference(graphs, loaded, cases, manifest)
+    difference = _score_difference(graphs, loaded, cases, manifest, each)
     compared = exact = ties = 0
     for width in BEAM_WIDTHS:
         if width > manifest.limits.max_beam_size:
             continue
         steps = _steps(manifest)
-        expected = [plain_beams(loaded, case, width, steps) for case in cases]
-        alone = [graphs.beams([case], width, steps)[0] for case in cases]
         batched = graphs.beams(cases, width, steps)
-        for (want, margin), *found in zip(expected, alone, batched, strict=True):
+        for case, together in each(f"beam width {width}", list(zip(cases, batched, strict=True))):
+            want, margin = plain_beams(loaded, case, width, steps)
+            found = (graphs.beams([case], width, steps)[0], together)
             for got in found:
                 compared += 1
                 if got.sequences == want.sequences:
@@ -130,9 +133,9 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
                 elif margin < TIE:
                     exact += 1
                     ties += 1
-    longest = compare_long(graphs, loaded, cases[0], TIE)
+    [longest] = (compare_long(graphs, loaded, case, TIE) for case in each("the longest sequence", cases[:1]))
     lines = parity_lines(TEXT_LINES)
-    text_exact_share, vocabularies = _compare_text(folder, manifest, loaded, lines)
+    text_exact_share, vocabularies = _compare_text(folder, manifest, loaded, each("ids and text", lines))
     certificate = Certificate(
         max_log_prob_difference=max(difference, longest.difference),
         beam_exact_share=(exact + longest.exact) / (compared + longest.compared),
@@ -171,7 +174,9 @@ def _random_cases(manifest: Manifest) -> list[Case]:
     return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
-def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest) -> float:
+def _score_difference(
+    graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest, each: Each
+) -> float:
     """The score graph over random targets, all in one batch, against the original one by one."""
     random = np.random.default_rng(1)
     text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
@@ -182,7 +187,7 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
     targets, labels = text[:, :-1], text[:, 1:]
     found = graphs.token_log_probs(cases, targets, labels)
     difference = 0.0
-    for row, case in enumerate(cases):
+    for row, case in each("scores", list(enumerate(cases))):
         expected = log_probs(loaded, case.source, [targets[row].tolist()])[0]
         wanted = expected.gather(1, torch.tensor(labels[row])[:, None])[:, 0].numpy()
         difference = max(difference, float(np.abs(found[row] - wanted).max()))
@@ -206,17 +211,17 @@ class _Side:
 
 
 def _compare_text(
-    folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Sequence[str]
+    folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Iterable[str]
 ) -> tuple[float, tuple[VocabularyCheck, ...]]:
     """The share of lines that are the same on both sides, and each side's, where there are two vocabularies."""
     files, vocabulary, examples = manifest.tokenizers, manifest.vocabulary, loaded.examples
     source = _Side(TextTokenizer.load(folder / files.source.file), loaded.source_tokenizer, decodes=False)
     target = _Side(TextTokenizer.load(folder / files.target.file), loaded.target_tokenizer, decodes=True)
     found = [(source.same(line), target.same(line)) for line in lines]
-    share = sum(map(all, found)) / len(lines)
+    share = sum(map(all, found)) / len(found)
     if loaded.source_tokenizer is loaded.target_tokenizer:
         return share, ()
-    sources, targets = (sum(side) / len(lines) for side in zip(*found, strict=True))
+    sources, targets = (sum(side) / len(found) for side in zip(*found, strict=True))
     read, written = (examples.source.text, examples.target.text) if examples else (None, None)
     return share, (
         VocabularyCheck("source", source.served.vocab_size, vocabulary.source_size, sources, read),

@@ -100,10 +100,11 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
         files = export_graphs(loaded.model, search_constants(loaded), folder, draft.advance)
         manifest = self._manifest(draft, loaded, files, tokenizers)
         draft.advance("verify")
-        certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
+        certificate = verify(folder, manifest, loaded, tolerance or Tolerance(), draft.each)
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
             text = typical or documentation_cases(folder, manifest)
-            manifest, check = lower(folder, manifest, draft.precision, text)
+            for precision in draft.each(f"{draft.precision} beside float32", [draft.precision]):
+                manifest, check = lower(folder, manifest, precision, text)
             certificate = replace(certificate, lowered=check)
         if typical:
             manifest, calibration = calibrate(folder, manifest, typical)
