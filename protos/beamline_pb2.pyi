@@ -22,6 +22,13 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_TIME_LIMIT: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
 
+class SearchFate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SEARCH_FATE_UNSPECIFIED: _ClassVar[SearchFate]
+    SEARCH_FATE_LIVE: _ClassVar[SearchFate]
+    SEARCH_FATE_PRUNED: _ClassVar[SearchFate]
+    SEARCH_FATE_FINISHED: _ClassVar[SearchFate]
+
 class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     POOLING_UNSPECIFIED: _ClassVar[Pooling]
@@ -38,6 +45,10 @@ FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TIME_LIMIT: FinishReason
 FINISH_REASON_STOP: FinishReason
+SEARCH_FATE_UNSPECIFIED: SearchFate
+SEARCH_FATE_LIVE: SearchFate
+SEARCH_FATE_PRUNED: SearchFate
+SEARCH_FATE_FINISHED: SearchFate
 POOLING_UNSPECIFIED: Pooling
 POOLING_LAST: Pooling
 POOLING_MEAN: Pooling
@@ -87,7 +98,7 @@ class TranslateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., options: _Optional[_Union[DecodingOptions, _Mapping]] = ...) -> None: ...
 
 class DecodingOptions(_message.Message):
-    __slots__ = ("beam_size", "num_hypotheses", "length_penalty", "early_stopping", "min_length", "max_length", "no_repeat_ngram_size", "repetition_penalty", "target_prefix", "suppress_tokens", "time_limit_ms", "split_sentences", "return_scores", "return_tokens", "return_alignment")
+    __slots__ = ("beam_size", "num_hypotheses", "length_penalty", "early_stopping", "min_length", "max_length", "no_repeat_ngram_size", "repetition_penalty", "target_prefix", "suppress_tokens", "time_limit_ms", "split_sentences", "return_scores", "return_tokens", "return_alignment", "return_search_trace", "temperature", "top_k", "top_p", "min_p", "seed")
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +114,12 @@ class DecodingOptions(_message.Message):
     RETURN_SCORES_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_SEARCH_TRACE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     beam_size: int
     num_hypotheses: int
     length_penalty: float
@@ -118,7 +135,13 @@ class DecodingOptions(_message.Message):
     return_scores: bool
     return_tokens: bool
     return_alignment: bool
-    def __init__(self, beam_size: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., min_length: _Optional[int] = ..., max_length: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., target_prefix: _Optional[str] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., time_limit_ms: _Optional[int] = ..., split_sentences: _Optional[bool] = ..., return_scores: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_alignment: _Optional[bool] = ...) -> None: ...
+    return_search_trace: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    def __init__(self, beam_size: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., min_length: _Optional[int] = ..., max_length: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., target_prefix: _Optional[str] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., time_limit_ms: _Optional[int] = ..., split_sentences: _Optional[bool] = ..., return_scores: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_alignment: _Optional[bool] = ..., return_search_trace: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class TranslateResponse(_message.Message):
     __slots__ = ("model", "version", "translations")
@@ -131,16 +154,20 @@ class TranslateResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., translations: _Optional[_Iterable[_Union[Translation, _Mapping]]] = ...) -> None: ...
 
 class Translation(_message.Message):
-    __slots__ = ("hypotheses", "source_tokens", "target_tokens", "timings")
+    __slots__ = ("hypotheses", "source_tokens", "target_tokens", "timings", "source", "search_traces")
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_TRACES_FIELD_NUMBER: _ClassVar[int]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     source_tokens: int
     target_tokens: int
     timings: Timings
-    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    source: _containers.RepeatedCompositeFieldContainer[Token]
+    search_traces: _containers.RepeatedCompositeFieldContainer[SearchTrace]
+    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., search_traces: _Optional[_Iterable[_Union[SearchTrace, _Mapping]]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
     __slots__ = ("text", "score", "tokens", "token_log_probs", "alignment", "finish_reason")
@@ -183,14 +210,16 @@ class Timings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., encode_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ...) -> None: ...
 
 class TranslateReply(_message.Message):
-    __slots__ = ("input", "text", "translation")
+    __slots__ = ("input", "text", "translation", "search_steps")
     INPUT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TRANSLATION_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     input: int
     text: str
     translation: Translation
-    def __init__(self, input: _Optional[int] = ..., text: _Optional[str] = ..., translation: _Optional[_Union[Translation, _Mapping]] = ...) -> None: ...
+    search_steps: _containers.RepeatedCompositeFieldContainer[SearchStep]
+    def __init__(self, input: _Optional[int] = ..., text: _Optional[str] = ..., translation: _Optional[_Union[Translation, _Mapping]] = ..., search_steps: _Optional[_Iterable[_Union[SearchStep, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "version", "text", "token_ids", "chat", "options")
@@ -225,7 +254,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "n", "beam_size", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "no_repeat_ngram_size", "suppress_tokens", "stop", "ignore_eos", "length_penalty", "early_stopping", "time_limit_ms", "echo", "return_tokens", "return_log_probs", "top_log_probs")
+    __slots__ = ("max_tokens", "min_tokens", "n", "beam_size", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "no_repeat_ngram_size", "suppress_tokens", "stop", "ignore_eos", "length_penalty", "early_stopping", "time_limit_ms", "echo", "return_tokens", "return_log_probs", "top_log_probs", "return_search_trace")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +286,7 @@ class GenerationOptions(_message.Message):
     RETURN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETURN_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_SEARCH_TRACE_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     n: int
@@ -281,35 +311,42 @@ class GenerationOptions(_message.Message):
     return_tokens: bool
     return_log_probs: bool
     top_log_probs: int
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., n: _Optional[int] = ..., beam_size: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., time_limit_ms: _Optional[int] = ..., echo: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ...) -> None: ...
+    return_search_trace: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., n: _Optional[int] = ..., beam_size: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., time_limit_ms: _Optional[int] = ..., echo: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_log_probs: _Optional[bool] = ..., top_log_probs: _Optional[int] = ..., return_search_trace: _Optional[bool] = ...) -> None: ...
 
 class GenerateReply(_message.Message):
-    __slots__ = ("index", "text", "tokens", "finish_reason", "usage")
+    __slots__ = ("index", "text", "tokens", "finish_reason", "usage", "search_steps", "search_trace")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_TRACE_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[GeneratedToken]
     finish_reason: FinishReason
     usage: Usage
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+    search_steps: _containers.RepeatedCompositeFieldContainer[SearchStep]
+    search_trace: SearchTrace
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[GeneratedToken, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., search_steps: _Optional[_Iterable[_Union[SearchStep, _Mapping]]] = ..., search_trace: _Optional[_Union[SearchTrace, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("model", "version", "generations", "usage", "timings")
+    __slots__ = ("model", "version", "generations", "usage", "timings", "search_trace")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SEARCH_TRACE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     usage: Usage
     timings: Timings
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    search_trace: SearchTrace
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., search_trace: _Optional[_Union[SearchTrace, _Mapping]] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("text", "tokens", "finish_reason", "score")
@@ -360,6 +397,60 @@ class Usage(_message.Message):
     model: str
     version: str
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., model: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class SearchTrace(_message.Message):
+    __slots__ = ("beam_size", "samples", "length_penalty", "steps", "hypotheses", "truncated")
+    BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    beam_size: int
+    samples: bool
+    length_penalty: float
+    steps: _containers.RepeatedCompositeFieldContainer[SearchStep]
+    hypotheses: _containers.RepeatedCompositeFieldContainer[SearchEnd]
+    truncated: bool
+    def __init__(self, beam_size: _Optional[int] = ..., samples: _Optional[bool] = ..., length_penalty: _Optional[float] = ..., steps: _Optional[_Iterable[_Union[SearchStep, _Mapping]]] = ..., hypotheses: _Optional[_Iterable[_Union[SearchEnd, _Mapping]]] = ..., truncated: _Optional[bool] = ...) -> None: ...
+
+class SearchStep(_message.Message):
+    __slots__ = ("number", "candidates", "forced", "part")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    candidates: _containers.RepeatedCompositeFieldContainer[SearchCandidate]
+    forced: bool
+    part: int
+    def __init__(self, number: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[SearchCandidate, _Mapping]]] = ..., forced: _Optional[bool] = ..., part: _Optional[int] = ...) -> None: ...
+
+class SearchCandidate(_message.Message):
+    __slots__ = ("id", "piece", "parent", "score", "normalized_score", "fate", "finish_reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZED_SCORE_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    piece: str
+    parent: int
+    score: float
+    normalized_score: float
+    fate: SearchFate
+    finish_reason: FinishReason
+    def __init__(self, id: _Optional[int] = ..., piece: _Optional[str] = ..., parent: _Optional[int] = ..., score: _Optional[float] = ..., normalized_score: _Optional[float] = ..., fate: _Optional[_Union[SearchFate, str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+
+class SearchEnd(_message.Message):
+    __slots__ = ("step", "candidate")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    candidate: int
+    def __init__(self, step: _Optional[int] = ..., candidate: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "version", "sources", "texts", "source_language", "target_language")

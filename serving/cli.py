@@ -21,25 +21,12 @@ from importlib import metadata
 from typing import Protocol, cast
 
 from beamline.serving.errors import BeamlineError
-from beamline.version import beamline_version, install_hint
+from beamline.version import beamline_version, needed
 
 GROUP = "beamline.commands"
 FAILED = 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
-
-# What to install for a module that is missing.
-_EXTRAS = {
-    "onnxruntime": "cpu",
-    "tensorrt": "tensorrt",
-    "cuda": "gpu",
-    "onnx": "cpu",
-    "torch": "cpu,convert",
-    "onnxscript": "cpu,convert",
-    "onnx_ir": "cpu,convert",
-    "safetensors": "cpu,convert",
-    "transformers": "cpu,convert",
-}
 
 
 def _whole_number(text: str) -> int:
@@ -109,7 +96,7 @@ def _call(name: str, load: Loader, arguments: list[str]) -> int:
         command.add_arguments(parser)
         return command.run(parser.parse_args(arguments))
     except ModuleNotFoundError as error:
-        advice = _missing(error)
+        advice = needed(error)
         if advice is None:
             raise
         return _fail(f"beamline {name} {advice}")
@@ -131,16 +118,7 @@ def _help(load: Loader) -> str:
     try:
         return load().HELP
     except ModuleNotFoundError as error:
-        return _missing(error) or f"can't be loaded: {error}"
-
-
-def _missing(error: ModuleNotFoundError) -> str | None:
-    """What to install, or None where one of our own modules is missing."""
-    module = (error.name or "").partition(".")[0]
-    extra = _EXTRAS.get(module)
-    if extra is None:
-        return None
-    return f"needs {module}, which is not installed: {install_hint(extra)}"
+        return needed(error) or f"can't be loaded: {error}"
 
 
 def _fail(message: str) -> int:

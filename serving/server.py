@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.guard import Guard
+from beamline.serving.api.http import operating
 from beamline.serving.api.http.app import gateway_app, operations_app
 from beamline.serving.api.http.connections import ConnectionLimits
 from beamline.serving.api.http.framing import Framing
@@ -122,8 +123,9 @@ class Server:
         self._watchdog = asyncio.create_task(self._watch_engines(self._driver))
         inference = Inference(models, self.lifecycle, self._workers)
         if self._gateway is not None:
+            more = operating.routes(lambda: self.manager, config.repository, self.metrics.history, guard)
             largest = (config.max_message_bytes, config.text.max_inputs)
-            app = gateway_app(inference, models, self.lifecycle, guard, *largest, write_seconds)
+            app = gateway_app(inference, models, self.lifecycle, guard, *largest, write_seconds, more)
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         self.manager = manager = ModelManager(
             config.repository,

@@ -11,11 +11,12 @@ from beamline._calls.requests import (
     Options,
     items_of,
     rpc_of,
-    set_field,
+    set_fields,
     settings_of,
     template_of,
     with_items,
 )
+from beamline._calls.search_traces import step_of, trace_of
 from beamline.errors import BeamlineError, InvalidItem
 from beamline.protos import beamline_pb2 as pb
 from beamline.types import Hypothesis, Input, Token, Translation, TranslationPiece
@@ -47,11 +48,14 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
     def piece(reply: pb.TranslateReply) -> TranslationPiece:
         whole = reply.HasField("translation")
         model, version = (
-            str(options.get("model", "")),
-            str(options.get("version", "")),
+            str(options.get("model") or ""),
+            str(options.get("version") or ""),
         )  # as asked for: a reply has none
         return TranslationPiece(
-            reply.input, reply.text, _translation(reply.translation, model, version) if whole else None
+            reply.input,
+            reply.text,
+            _translation(reply.translation, model, version) if whole else None,
+            tuple(map(step_of, reply.search_steps)),
         )
 
     operation: Operation[Translation] = Operation(
@@ -67,9 +71,7 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
 def _translate_template(options: Options) -> pb.TranslateRequest:
     known = [field.name for field in pb.DecodingOptions.DESCRIPTOR.fields]
     request = template_of("translate", pb.TranslateRequest(), options, LANGUAGES, also=known)
-    for name in known:
-        if name in options:
-            set_field(request.options, name, options[name])
+    set_fields(request.options, known, options)
     return request
 
 
@@ -81,6 +83,8 @@ def _translation(message: pb.Translation, model: str, version: str) -> Translati
         timings_of(message.timings),
         model,
         version,
+        tuple(Token(token.id, token.piece) for token in message.source),
+        tuple(map(trace_of, message.search_traces)),
     )
 
 

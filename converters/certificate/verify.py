@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from beamline.serving.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from beamline.converters.certificate.precision import PrecisionCheck
+    from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
     from beamline.converters.passes.calibration import Calibration
     from beamline.converters.tasks.generation import LoadedModel
 
@@ -45,6 +46,17 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class VocabularyCheck:
+    """One side's tokenizer, where source and target have each their own."""
+
+    side: Literal["source", "target"]
+    words: int  # of the tokenizer
+    rows: int  # of the embedding
+    exact_share: float  # of the lines, against the original tokenizer
+    example: str | None  # a text whose ids the user knows, and which came out as they are
+
+
+@dataclass(frozen=True)
 class Certificate(ParityCertificate):
     max_log_prob_difference: float
     beam_exact_share: float
@@ -55,6 +67,7 @@ class Certificate(ParityCertificate):
     lines_compared: int
     tolerance: Tolerance
     created_with: dict[str, str]
+    vocabularies: tuple[VocabularyCheck, ...] = ()  # source and target, where they have each their own tokenizer
     lowered: PrecisionCheck | None = None  # where the verified graphs were then brought to another precision
     calibration: Calibration | None = None  # where activations got fixed scales
 
@@ -77,6 +90,9 @@ class Certificate(ParityCertificate):
                 f">= {self.tolerance.text_exact:.0%}",
             ),
         ]
+        for each in self.vocabularies:
+            compared = f"the {each.side}'s, of {each.words} words and {each.rows} rows"
+            rows.append((compared, f"{each.exact_share:.2%}", f">= {self.tolerance.text_exact:.0%}"))
         if self.lowered is not None:
             rows += self.lowered.rows()
         if self.calibration is not None:
@@ -119,16 +135,18 @@ def verify(
                     ties += 1
     [longest] = (compare_long(graphs, loaded, case, TIE) for case in each("the longest sequence", cases[:1]))
     lines = parity_lines(TEXT_LINES)
+    text_exact_share, vocabularies = _compare_text(folder, manifest, loaded, each("ids and text", lines))
     certificate = Certificate(
         max_log_prob_difference=max(difference, longest.difference),
         beam_exact_share=(exact + longest.exact) / (compared + longest.compared),
         beams_compared=compared + longest.compared,
         ties=ties + longest.ties,
         longest_compared=longest.tokens,
-        text_exact_share=_exact_lines(folder, manifest, loaded, each("ids and text", lines)) / len(lines),
+        text_exact_share=text_exact_share,
         lines_compared=len(lines),
         tolerance=tolerance,
         created_with=manifest.created_with,
+        vocabularies=vocabularies,
     )
     certificate.check()
     return certificate
@@ -179,17 +197,33 @@ def _score_difference(
 # -- the tokenizers ------------------------------------------------------------------------------------------------
 
 
-def _exact_lines(folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Iterable[str]) -> int:
-    source = TextTokenizer.load(folder / manifest.tokenizers.source.file)
-    target = TextTokenizer.load(folder / manifest.tokenizers.target.file)
+class _Side:
+    """One side's tokenizer as it will be served, beside the original."""
 
-    def same(line: str) -> bool:
-        ids = loaded.source_tokenizer.encode(line)
-        target_ids = loaded.target_tokenizer.encode(line)
-        return (
-            source.encode(line) == ids
-            and target.encode(line) == target_ids
-            and target.decode(target_ids) == loaded.target_tokenizer.decode(target_ids)
-        )
+    def __init__(self, served: TextTokenizer, original: OriginalTokenizer, *, decodes: bool) -> None:
+        self.served, self.original, self.decodes = served, original, decodes
 
-    return sum(map(same, lines))
+    def same(self, line: str) -> bool:
+        ids = self.original.encode(line)
+        if self.served.encode(line) != ids:
+            return False
+        return not self.decodes or self.served.decode(ids) == self.original.decode(ids)
+
+
+def _compare_text(
+    folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Iterable[str]
+) -> tuple[float, tuple[VocabularyCheck, ...]]:
+    """The share of lines that are the same on both sides, and each side's, where there are two vocabularies."""
+    files, vocabulary, examples = manifest.tokenizers, manifest.vocabulary, loaded.examples
+    source = _Side(TextTokenizer.load(folder / files.source.file), loaded.source_tokenizer, decodes=False)
+    target = _Side(TextTokenizer.load(folder / files.target.file), loaded.target_tokenizer, decodes=True)
+    found = [(source.same(line), target.same(line)) for line in lines]
+    share = sum(map(all, found)) / len(found)
+    if loaded.source_tokenizer is loaded.target_tokenizer:
+        return share, ()
+    sources, targets = (sum(side) / len(found) for side in zip(*found, strict=True))
+    read, written = (examples.source.text, examples.target.text) if examples else (None, None)
+    return share, (
+        VocabularyCheck("source", source.served.vocab_size, vocabulary.source_size, sources, read),
+        VocabularyCheck("target", target.served.vocab_size, vocabulary.target_size, targets, written),
+    )

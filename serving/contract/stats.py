@@ -25,6 +25,7 @@ class Finished:
     source_tokens: int
     target_tokens: int  # of the best hypothesis
     encode_seconds: float = 0.0
+    slot: int | None = None  # that it had at the end, among all engines of the model; None: it never had one
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from beamline.serving.contract.call import current_call
-from beamline.serving.engine.outputs import Answer, Output, Piece, Pooled, Result, Scores
+from beamline.serving.engine.outputs import Answer, Output, Piece, Pooled, Result, Scores, TraceStep
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import Overloaded
 
@@ -130,7 +130,7 @@ class RequestGroup:
             raise self._failure
 
     def _take(self, index: int, output: Output) -> None:
-        if isinstance(output, Piece):
+        if isinstance(output, Piece | TraceStep):
             assert self._on_output is not None
             return self._on_output(index, output)
         del self._pending[index]

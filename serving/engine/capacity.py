@@ -74,7 +74,7 @@ class Plan:
         return [
             f"{self.slots} slots{shared}, up to {self.max_beams} beams each",
             f"cache lengths {_list(self.cache_buckets)}; source lengths {_list(self.source_buckets)}",
-            f"{taken_bytes / 2**20:,.0f} MiB of memory taken so far; caches grow as they are used, to "
+            f"{taken_bytes / 2**20:,.0f} MiB of memory taken by loading it; caches come on top as they are used, up to "
             f"{reserved_bytes / 2**20:,.0f} MiB if every slot held the widest and longest search",
         ]
 

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,6 +42,16 @@ _MEASURE_EVERY = 32  # steps
 _FAILED_ALONE = "the request could not be processed; others were not affected"
 
 
+@dataclass(frozen=True, slots=True)
+class Occupied:
+    """A slot that is taken."""
+
+    slot: int
+    since: float  # on the engine's clock
+    beams: int
+    tokens: int  # generated so far
+
+
 class Engine:
     def __init__(
         self,
@@ -62,6 +73,7 @@ class Engine:
         self.reserved_bytes = backend.allocate(plan.slots, plan.largest)
         self.device: int | None = None  # the number of the GPU that it is on
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
+        self.first_slot = 0  # how its own are numbered among those of the model's other engines
         self.observe = observe
         self._backend = backend
         self._clock = clock
@@ -132,6 +144,11 @@ class Engine:
         """How many requests are here, to choose between several engines by."""
         queued = self._queue.waiting + self._scoring.queue.waiting
         return queued + len(self._scheduler.preparing) + len(self._scheduler.active)
+
+    def occupied(self) -> list[Occupied]:
+        """Who has a slot just now: a look from outside, for people."""
+        active = list(enumerate(self._scheduler.active, self.first_slot))
+        return [Occupied(slot, each.started, each.search.width, each.search.generated) for slot, each in active]
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -388,7 +405,7 @@ class Engine:
             decode=self._clock() - request.started - request.encode_seconds,
         )
         self._queue.served(timings.encode + timings.decode)
-        self._finish(slot, Result(hypotheses, timings, request.cached_tokens), Outcome.OK)
+        self._finish(slot, Result(hypotheses, timings, request.cached_tokens, request.search.trace()), Outcome.OK)
 
     def _fail_alone(self, slot: int) -> None:
         """What the engine did for one request failed: its neighbours go on as if it had never been there."""
@@ -404,7 +421,7 @@ class Engine:
         if moved is not None:
             self._backend.move(moved, slot)
             self._stats.moves += 1
-        self._outputs.answer(request, answer, outcome)
+        self._outputs.answer(request, answer, outcome, self.first_slot + slot)
 
     # -- report --------------------------------------------------------------------------------------------------
 

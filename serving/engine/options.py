@@ -27,6 +27,7 @@ class DecodingOptions:
     prefix: tuple[int, ...] = ()
     time_limit: float | None = None  # seconds from submission
     return_alignment: bool = False
+    trace_candidates: int = 0  # how many a trace of the search may hold; 0: there is none
     # Sampling, where the temperature is above 0.
     temperature: float = 0.0
     top_k: int = 0

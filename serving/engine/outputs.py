@@ -47,6 +47,45 @@ class Piece:
     finish_reason: FinishReason | None = None  # in a sample's last piece
 
 
+class Fate(StrEnum):
+    LIVE = "live"
+    PRUNED = "pruned"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a step might have gone on with, and what became of it."""
+
+    token: int | None  # None: it was cut off without another token
+    parent: int  # the candidate of the step before that it continues
+    score: float
+    normalized_score: float
+    fate: Fate
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """Streaming: is handed out at its step, to those who asked for a trace."""
+
+    number: int
+    candidates: tuple[Candidate, ...]
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """How a search went. `steps` are those that were not streamed before."""
+
+    width: int
+    samples: bool
+    length_penalty: float
+    steps: tuple[TraceStep, ...]
+    ends: tuple[tuple[int, int], ...]  # step and candidate of each hypothesis
+    truncated: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds."""
@@ -61,6 +100,7 @@ class Result:
     hypotheses: tuple[Hypothesis, ...]  # best first; samples in their order
     timings: Timings
     cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    trace: Trace | None = None  # where it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +119,4 @@ class Pooled:
 
 
 Answer = Result | Scores | Pooled | Exception  # the last output of a request; it has exactly one
-Output = Piece | Answer
+Output = Piece | TraceStep | Answer

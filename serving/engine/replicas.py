@@ -14,7 +14,7 @@ from functools import partial, reduce
 from typing import Any
 
 from beamline.serving.contract.stats import DeviceStats, StepStats
-from beamline.serving.engine.core import Engine
+from beamline.serving.engine.core import Engine, Occupied
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Overloaded
@@ -32,6 +32,8 @@ class Replicas:
         self.reserved_bytes = sum(engine.reserved_bytes for engine in self.engines)
         self._lock = threading.Lock()
         self._turn = 0
+        for before, engine in zip(self.engines, self.engines[1:], strict=False):
+            engine.first_slot = before.first_slot + before.plan.slots
 
     def submit(self, request: Request) -> None:
         """Where one is full, the next may not be: only when all are is the request refused."""
@@ -43,6 +45,9 @@ class Replicas:
                 refusal = refusal or error
         assert refusal is not None
         raise refusal
+
+    def occupied(self) -> list[Occupied]:
+        return [each for engine in self.engines for each in engine.occupied()]
 
     def stop_hypothesis(self, request_id: int, index: int = 0) -> None:
         for engine in self.engines:  # those that don't know it ignore it

@@ -18,7 +18,7 @@ from beamline.serving.contract.call import DEFAULT_PRIORITY
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Answer, Output, Piece, Result
+from beamline.serving.engine.outputs import Answer, Output, Piece, Result, TraceStep
 from beamline.serving.engine.search.beam_search import BeamSearch
 from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.search.logits_processors import LogitsProcessors
@@ -113,16 +113,17 @@ class Request:
     def out_of_time(self, now: float) -> bool:
         return self.stop_at is not None and now >= self.stop_at
 
-    def new_pieces(self) -> list[Piece]:
-        """What has become certain since it was last asked, where it streams."""
+    def new_pieces(self) -> list[Piece | TraceStep]:
+        """What has become certain since it was last asked, where it streams; and the search's steps, where it is
+        traced."""
         if not self.streams:
             return []
         pieces = self.search.new_pieces(self.streamed)
         for piece in pieces:
             self.streamed[piece.index] += len(piece.tokens)
-        return pieces
+        return [*pieces, *(() if self.search.tracer is None else self.search.tracer.take())]
 
-    def record(self, answer: Answer, outcome: Outcome, now: float) -> Finished:
+    def record(self, answer: Answer, outcome: Outcome, now: float, slot: int | None = None) -> Finished:
         return Finished(
             outcome=outcome,
             queue_seconds=(self.started or now) - self.submitted,
@@ -131,6 +132,7 @@ class Request:
             source_tokens=self.source_length + len(self.target),  # all of them are read
             target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
             encode_seconds=self.encode_seconds,
+            slot=slot,
         )
 
 
@@ -151,10 +153,10 @@ class OutputCollector:
     def stream(self, request: Request) -> None:
         self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
 
-    def answer(self, request: Request, answer: Answer, outcome: Outcome) -> None:
+    def answer(self, request: Request, answer: Answer, outcome: Outcome, slot: int | None = None) -> None:
         request.memory = None  # of one that never had its slot: who waits for the answer must not keep the device's
         self._outputs.append(RequestOutput(request, answer))
-        self._finished.append(request.record(answer, outcome, self._clock()))
+        self._finished.append(request.record(answer, outcome, self._clock(), slot))
 
     def take(self) -> tuple[list[RequestOutput], tuple[Finished, ...]]:
         """All since the last time."""

@@ -106,6 +106,9 @@ class ModelManager:
             lines += [of_model[version] for version in sorted(of_model, key=lambda each: (len(each), each))]
         return lines
 
+    def everything(self) -> list[ServedModel]:
+        return [model for versions in self._served.values() for model in versions.values()]
+
     def served(self, model: Model) -> ServedModel:
         found = self._served.get(model.card.name, {}).get(model.card.version)
         return found if found is not None and found.model is model else self._leaving[model]
@@ -358,8 +361,7 @@ class ModelManager:
 
     def _forget(self, model: Model) -> None:
         label = self._leaving.pop(model).label
-        served = [model for models in self._served.values() for model in models.values()]
-        self._loader.has_it_now(label, next((model for model in served if model.label == label), None))
+        self._loader.has_it_now(label, next((model for model in self.everything() if model.label == label), None))
         self._thread.give_memory_back()
 
 

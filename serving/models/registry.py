@@ -99,7 +99,9 @@ class Models:
     def _use_writer(self, name: str, version: str, kinds: Kinds) -> Iterator[Writer]:
         served = self._find(name, version, kinds)
         if isinstance(served.model, PooledModel):
-            raise InvalidRequest(f"model {served.model.card.name!r} writes no text: call Classify or Embed")
+            raise InvalidRequest(
+                f"model {served.model.card.name!r} writes no text: it classifies or embeds (classify, embed)"
+            )
         with self._used(served):
             yield served.model
 
@@ -137,20 +139,27 @@ class Models:
         with self._use_writer(name, version, (Translator,)) as model:
             if not isinstance(model, Translator):
                 name = model.card.name
-                raise InvalidRequest(f"model {name!r} does not translate: it continues a prompt, call Generate")
+                raise InvalidRequest(f"model {name!r} does not translate: it continues a prompt (generate)")
             yield model
 
     @contextmanager
     def use_generator(self, name: str, version: str) -> Iterator[Generator]:
         with self._use_writer(name, version, (Generator,)) as model:
             if not isinstance(model, Generator):
-                raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates, call Translate")
+                raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates (translate)")
             yield model
 
     def find(self, name: str, version: str) -> Model:
         """An empty name means the default model, or the only one; an empty version the newest. For what is answered at
         once: a call that awaits something must `use` the model."""
         return self._find(name, version, None).model
+
+    def default(self) -> Model | None:
+        """What a call that names no model would use; None where it would be refused."""
+        try:
+            return self._find("", "", (Translator, Generator)).model
+        except (InvalidRequest, ModelNotFound, ModelUnavailable):
+            return None
 
     def versions(self, name: str) -> list[Model]:
         """All that are served, ascending."""

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from beamline.serving.contract.stats import DeviceStats, Finished, Outcome, StepStats
+from beamline.serving.telemetry.history import History
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.telemetry.triton_metrics import LABELS, Triton, TritonMetrics
 from beamline.version import beamline_version
@@ -107,6 +108,7 @@ class Metrics:
         declare("build_info", "gauge", ("version",), "The version of the server.")
         Info("beamline_build", "The version of the server.", registry=registry).info({"version": beamline_version()})
 
+        self.history = History()
         self.triton = TritonMetrics()
         self.declared += [Declared(one.value.name, one.value.kind, LABELS, one.value.text) for one in Triton]
 
@@ -116,10 +118,12 @@ class Metrics:
         """The consumer for one model's engine, which counts for Prometheus, for Triton's dashboards, and for the
         version's own `statistics`. It runs on the engine's thread at every step."""
         ours, own = _StepObserver(self, label), statistics or Statistics()
+        past = self.history.of(label)
         self.triton.declare(model, version)
 
         def observe(step: StepStats) -> None:
             ours(step)
+            past.observe(step)
             self.triton.step(model, version, step)
             own.observe(step)
 

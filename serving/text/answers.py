@@ -8,7 +8,7 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothesis, Piece
 from beamline.serving.text.detokenizer import Detokenizer, StopStrings
 from beamline.serving.text.model_card import Tokenizer
-from beamline.serving.text.replies import FINISH_REASON
+from beamline.serving.text.search_traces import FINISH_REASON
 
 _CONTEXT = 6  # tokens of the prompt that the first word's spelling may depend on
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine
-from beamline.serving.engine.outputs import Piece, Result
+from beamline.serving.engine.outputs import Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.search.history import Beginning
 from beamline.serving.engine.stream import Stream
@@ -21,6 +21,7 @@ from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.options import generation_options, stop_strings
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.search_traces import search_step, search_trace
 
 _MAX_MESSAGES = 1024
 
@@ -54,12 +55,19 @@ class Generator:
         with time.reads():
             prepared = await self._workers.run(request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
+        traced: list[pb.SearchStep] = []
+        async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
             async for result in steps:
                 replies = [reply for answer in answers if (reply := answer.new_reply()) is not None]
-                if result is not None:
+                if result is not None or traced:
                     replies = replies or [pb.GenerateReply()]
+                if traced:
+                    replies[0].search_steps.extend(traced)
+                    traced.clear()
+                if result is not None:
                     replies[-1].usage.CopyFrom(self._usage(prepared, answers, result))
+                    if result.trace is not None:
+                        replies[-1].search_trace.CopyFrom(search_trace(result.trace, self._tokenizer, with_steps=False))
                 for reply in replies:
                     yield reply
         self._observe(time, 1)
@@ -69,7 +77,8 @@ class Generator:
         with time.reads():
             prepared = await self._workers.run(request.ByteSize(), lambda: self._read(request))
         answers = await self._open(request, prepared, deadline)
-        async with aclosing(self._decode(prepared, answers, deadline, time)) as steps:
+        traced: list[pb.SearchStep] = []
+        async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
         with time.writes():
@@ -80,6 +89,9 @@ class Generator:
                 usage=self._usage(prepared, answers, result),
                 timings=milliseconds([result.timings]),
             )
+            if result.trace is not None:
+                response.search_trace.CopyFrom(search_trace(result.trace, self._tokenizer, with_steps=False))
+                response.search_trace.steps.extend(traced)
         self._observe(time, 1)
         return response
 
@@ -148,9 +160,15 @@ class Generator:
         return answers
 
     async def _decode(
-        self, prepared: Request, answers: Sequence[Answer], deadline: float | None, time: HostTime
+        self,
+        prepared: Request,
+        answers: Sequence[Answer],
+        traced: list[pb.SearchStep],
+        deadline: float | None,
+        time: HostTime,
     ) -> AsyncGenerator[Result | None]:
-        """Fills the answers; yields when there is something new in them, at last with the result."""
+        """Fills the answers, and the steps of the search where they are traced; yields when there is something new in
+        them, at last with the result."""
         limit = self._limits.max_unread_tokens
         stream = Stream(self._engine, [prepared], deadline, max_in_flight=1, max_unread=limit)
         async with aclosing(stream.events()) as batches:
@@ -160,8 +178,12 @@ class Generator:
                     for _, output in batch:
                         if isinstance(output, Result):
                             result = output
+                            steps = output.trace.steps if output.trace is not None else ()
+                            traced += [search_step(step, self._tokenizer) for step in steps]
                             for answer, hypothesis in zip(answers, output.hypotheses, strict=False):
                                 answer.complete(hypothesis)
+                        elif isinstance(output, TraceStep):
+                            traced.append(search_step(output, self._tokenizer))
                         elif isinstance(output, Piece) and output.index < len(answers):
                             answer = answers[output.index]
                             answer.take(output)

@@ -14,14 +14,9 @@ from dataclasses import dataclass
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.search_traces import FINISH_REASON, search_trace
 from beamline.serving.text.translation_inputs import PreparedInput
 
-FINISH_REASON = {
-    FinishReason.EOS: pb.FINISH_REASON_EOS,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.TIME_LIMIT: pb.FINISH_REASON_TIME_LIMIT,
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-}
 _BEST_TO_WORST = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
 
 
@@ -39,18 +34,29 @@ class Wanted:
 
 
 class ReplyBuilder:
-    def __init__(self, target: Tokenizer) -> None:
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self._source = source
         self._target = target
 
-    def translation(self, prepared: PreparedInput, results: Sequence[Result], wanted: Wanted) -> pb.Translation:
-        """`results` answer the input's requests, in order."""
+    def translation(
+        self, prepared: PreparedInput, results: Sequence[Result], wanted: Wanted, streamed: bool = False
+    ) -> pb.Translation:
+        """`results` answer the input's requests, in order. Where they were streamed, the steps of their traces were,
+        too."""
+        traces = [(part, result.trace) for part, result in enumerate(results) if result.trace is not None]
         candidates = self._candidates(prepared, results)
         return pb.Translation(
             hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
             source_tokens=sum(request.source_length for request in prepared.requests),
             target_tokens=len(candidates[0][1].tokens),
             timings=milliseconds([result.timings for result in results]),
+            source=self._source_tokens(prepared) if wanted.tokens and wanted.alignment else (),
+            search_traces=[search_trace(trace, self._target, part, not streamed) for part, trace in traces],
         )
+
+    def _source_tokens(self, prepared: PreparedInput) -> list[pb.Token]:
+        ids = [token for request in prepared.requests for token in request.source]
+        return [pb.Token(id=token, piece=self._source.token(token)) for token in ids]
 
     def _candidates(self, prepared: PreparedInput, results: Sequence[Result]) -> list[tuple[str, Hypothesis]]:
         if len(results) == 1:

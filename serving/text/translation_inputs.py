@@ -17,7 +17,7 @@ from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.languages import Direction, LanguageReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
-from beamline.serving.text.options import bounded_by_source, decoding_options
+from beamline.serving.text.options import bounded_by_source, decoding_options, trace_candidates
 from beamline.serving.text.splitting import Layout, split
 
 
@@ -50,7 +50,13 @@ class TranslationReader:
             self._bounded(self._read_input(f"inputs[{index}]", item, options, direction, split_sentences), asked)
             for index, item in enumerate(request.inputs)
         ]
-        self._check_count(sum(len(item.requests) for item in prepared))
+        sequences = sum(len(item.requests) for item in prepared)
+        self._check_count(sequences)
+        if asked.return_search_trace:
+            share = trace_candidates(sequences)
+            for each in (each for item in prepared for each in item.requests):
+                if each.options is not None:
+                    each.options = replace(each.options, trace_candidates=share)
         return prepared
 
     def _bounded(self, prepared: PreparedInput, asked: pb.DecodingOptions) -> PreparedInput:
@@ -115,7 +121,7 @@ class TranslationReader:
     ) -> PreparedInput:
         limit = self._card.limits.max_source_length
         if len(ids) > limit:
-            hint = "; set options.split_sentences to have it split, or send shorter texts" if can_split else ""
+            hint = "; send shorter texts, or have it split (split_sentences)" if can_split else ""
             raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {limit}{hint}")
         if not ids:
             raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamline.serving.engine.outputs import Output, Piece, Result
+from beamline.serving.engine.outputs import Output, Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
 from beamline.serving.text.detokenizer import Detokenizer
 from beamline.serving.text.model_card import Tokenizer
@@ -39,10 +39,14 @@ class GrowingTranslation:
         self._layout = prepared.layout
         self._parts = [_Part(request, tokenizer) for request in prepared.requests]
         self._shown = 0  # characters
+        self._new_steps: list[tuple[int, TraceStep]] = []  # of the parts' searches, where they are traced
 
     def take(self, part: int, output: Output) -> None:
         if isinstance(output, Result):
             self._parts[part].complete(output)
+            self._new_steps += [(part, step) for step in (output.trace.steps if output.trace is not None else ())]
+        elif isinstance(output, TraceStep):
+            self._new_steps.append((part, output))
         elif isinstance(output, Piece) and output.index == 0:
             self._parts[part].take(output)
 
@@ -51,6 +55,10 @@ class GrowingTranslation:
         """All of them, or none."""
         results = [part.result for part in self._parts if part.result is not None]
         return results if len(results) == len(self._parts) else None
+
+    def new_steps(self) -> list[tuple[int, TraceStep]]:
+        new, self._new_steps = self._new_steps, []
+        return new
 
     def new_text(self) -> str:
         """What can be appended to what was shown."""

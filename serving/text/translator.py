@@ -15,6 +15,7 @@ from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorke
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
+from beamline.serving.text.search_traces import search_step
 from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
 
@@ -35,7 +36,7 @@ class Translator:
         self.card = card
         self._engine = engine
         self._reader = TranslationReader(card, source, target, limits)
-        self._replies = ReplyBuilder(target)
+        self._replies = ReplyBuilder(source, target)
         self._target = target
         self._scorer = TextScorer(card, engine, source, target, limits, workers, observe)
         self._limits = limits
@@ -74,15 +75,16 @@ class Translator:
                     changed = sorted({places[request_index][0] for request_index, _ in batch})
                     replies = [self._reply(number, growing[number], wanted) for number in changed]
                 for reply in replies:
-                    if reply.text or reply.HasField("translation"):
+                    if reply.text or reply.search_steps or reply.HasField("translation"):
                         yield reply
         self._observe(time, len(requests))
 
     def _reply(self, number: int, growing: GrowingTranslation, wanted: Wanted) -> pb.TranslateReply:
         """What is new of one input's translation, and all of it where it is over."""
-        reply = pb.TranslateReply(input=number, text=growing.new_text())
+        steps = [search_step(step, self._target, part) for part, step in growing.new_steps()]
+        reply = pb.TranslateReply(input=number, text=growing.new_text(), search_steps=steps)
         if (results := growing.results) is not None:
-            reply.translation.CopyFrom(self._replies.translation(growing.prepared, results, wanted))
+            reply.translation.CopyFrom(self._replies.translation(growing.prepared, results, wanted, streamed=True))
         return reply
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:

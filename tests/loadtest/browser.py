@@ -48,6 +48,18 @@ class Browser:
     def click_through(self, script: str) -> None:
         _call("POST", f"{self._base}/execute/sync", {"script": script, "args": []})
 
+    def seem_in_front(self) -> None:
+        """A page is told of the focus only while its window has it, which no window of a headless browser does."""
+        command = {"cmd": "Emulation.setFocusEmulationEnabled", "params": {"enabled": True}}
+        _call("POST", f"{self._base}/goog/cdp/execute", command)
+
+    def press(self, *keys: str, holding: str = "") -> None:
+        """Real keys, one after the other, to whatever has the focus; names as in WebDriver (`\\ue004` is Tab)."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        if holding:
+            actions = [{"type": "keyDown", "value": holding}, *actions, {"type": "keyUp", "value": holding}]
+        _call("POST", f"{self._base}/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+
     def resize(self, width: int, height: int) -> None:
         _call("POST", f"{self._base}/window/rect", {"width": width, "height": height})
 
@@ -82,6 +94,7 @@ def browsing(profile: Path) -> Iterator[Browser]:
             try:
                 browser = Browser(address, session)
                 browser.open("about:blank")
+                browser.seem_in_front()
                 browser.console(), browser.requested()  # what the start page did is not the test's business
                 yield browser
             finally:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from beamline.serving.cli import Command, Loader, main
 from beamline.serving.errors import BeamlineError
+from beamline.version import beamline_version
+from tests.support.processes import ROOT
 
 
 class Greet:
@@ -89,7 +92,8 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
         "beamline: beamline convert needs torch, which is not installed: "
-        "in this project's folder, pip install '.[cpu,convert]'\n"
+        "in this project's folder, pip install -c constraints.txt torch (docs/tutorial.md says which build), "
+        "then pip install '.[cpu,convert]'\n"
     )
 
 
@@ -142,3 +146,10 @@ def test_a_closed_pipe_that_shows_only_when_flushed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "stdout", Closed(file))
         assert main(["greet", "you"], commands()) == 0
         monkeypatch.undo()
+
+
+def test_it_is_a_module_as_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "beamline", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"beamline {beamline_version()}\n"

@@ -10,7 +10,7 @@ from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Output, Piece, Result
+from beamline.serving.engine.outputs import Output, Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
 from tests.support.engines import Answer, make_engine, step
 
@@ -29,6 +29,7 @@ class Harness:
         self.stats: list[StepStats] = []
         self.answers: dict[int, Answer] = {}
         self.pieces: dict[int, list[Piece]] = {}
+        self.steps: dict[int, list[TraceStep]] = {}  # of those who are traced
         self.engine = make_engine(
             model.folder,
             model.manifest,
@@ -42,7 +43,7 @@ class Harness:
 
     def submit(self, source: Sequence[int], options: DecodingOptions, deadline: float | None = None) -> int:
         request = Request(tuple(source), options, lambda output: self._take(request.id, output), deadline, streams=True)
-        self.pieces[request.id] = []
+        self.pieces[request.id], self.steps[request.id] = [], []
         self.engine.submit(request)
         return request.id
 
@@ -50,6 +51,8 @@ class Harness:
         assert number not in self.answers, "answered twice"
         if isinstance(output, Piece):
             self.pieces[number].append(output)
+        elif isinstance(output, TraceStep):
+            self.steps[number].append(output)
         else:
             self.answers[number] = output
 

@@ -1,22 +1,21 @@
-"""The two HTTP applications: metrics and health for operators; gateway, OpenAPI and web pages for clients."""
+"""The two HTTP applications: metrics and health for operators; gateway, OpenAPI and the studio for clients."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from importlib import resources
 from typing import Any
 
 from prometheus_client.exposition import gzip_accepted
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http import gateway
+from beamline.serving.api.http import gateway, pages
 from beamline.serving.api.http.errors import error_response, routing_error
 from beamline.serving.api.http.openapi import openapi
 from beamline.serving.api.inference import SERVICE, Inference
@@ -28,13 +27,6 @@ from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.text.model_card import ModelCard
 
-# A page may run its own script and ask its own server, and nothing else.
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
 _OPERATIONS = "this port has /metrics and /healthz; calls go to --http-port (8000) or, over gRPC, --grpc-port (8001)"
 _LIST_MODELS = f"/{SERVICE}/ListModels"  # no gRPC method, but it needs the scope of those
 
@@ -65,8 +57,9 @@ def gateway_app(
     max_body_bytes: int,
     max_inputs: int,
     write_seconds: float | None = None,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """For clients."""
+    """For clients; `more` is what else the server has to tell."""
 
     async def list_models(request: Request) -> Response:
         if (refused := _refused(guard, _LIST_MODELS, request)) is not None:
@@ -81,8 +74,8 @@ def gateway_app(
             *gateway.routes(inference, lifecycle, guard, max_body_bytes, write_seconds),
             Route("/v1/models", list_models),
             Route("/openapi.json", description),
-            Route("/docs", _page("docs.html")),
-            Route("/", _page("try.html")),
+            *more,
+            *pages.routes(),
             *_health(lifecycle),
         ],
         exception_handlers={HTTPException: routing_error},
@@ -114,9 +107,12 @@ def _refused(guard: Guard, method: str, request: Request) -> Response | None:
 
 
 def _cards(models: Models) -> Iterable[dict[str, Any]]:
+    default = models.default()
     for model in models.everything():
         card = model.card
         named: dict[str, Any] = {"name": card.name, "version": str(card.version)}
+        if model is default:  # what a call that names none uses
+            named["default"] = True
         if isinstance(card, PooledManifest):
             yield {**named, "task": card.task, "labels": list(card.labels)}
             continue
@@ -126,6 +122,10 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
             "language_tags": _tags(card),
+            "feature_width": card.feature_width,  # it reads vectors of so many values; 0: text
+            "chat": card.chat_template is not None,
+            "limits": card.limits.model_dump(mode="json"),
+            "defaults": card.defaults.model_dump(mode="json", exclude_none=True),
         }
 
 
@@ -133,12 +133,3 @@ def _tags(card: ModelCard) -> dict[str, str]:
     """BCP-47's, by the codes of a model that knows several languages."""
     known = card.languages
     return {} if known is None else {each.code: each.bcp47 for each in (*known.source, *known.target) if each.bcp47}
-
-
-def _page(name: str) -> Any:
-    content = resources.files("beamline.serving.api.http").joinpath(name).read_text(encoding="utf-8")
-
-    async def show(request: Request) -> Response:
-        return HTMLResponse(content, headers=_PAGE_HEADERS)
-
-    return show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
+from beamline.serving.api.http.operating import DESCRIPTIONS
+from beamline.serving.api.http.proto_comments import comments
 from beamline.serving.config import TextLimits
 from beamline.serving.contract.backend import REPORTED
 from beamline.serving.contract.call import LOWEST_PRIORITY, MOST_MILLISECONDS, PRIORITY, QUEUE_TIMEOUT, REQUEST_ID
@@ -41,6 +44,10 @@ _SEARCH: dict[str, dict[str, Any]] = {
     "repetition_penalty": _between(*options.REPETITION_PENALTY),
     "suppress_tokens": {"maxItems": options.MAX_SUPPRESSED},
     "time_limit_ms": {"minimum": 1},
+    "temperature": _between(0, options.TEMPERATURE[1]),
+    "top_k": _between(0, options.TOP_K),
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": _between(0, 1),
 }
 _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     "DecodingOptions": {**_SEARCH, "num_hypotheses": {"minimum": 1}, "max_length": {"minimum": options.SHORTEST}},
@@ -48,10 +55,6 @@ _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
         **_SEARCH,
         "n": {"minimum": 1},
         "max_tokens": {"minimum": 1},
-        "temperature": _between(0, options.TEMPERATURE[1]),
-        "top_k": _between(0, options.TOP_K),
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-        "min_p": _between(0, 1),
         "presence_penalty": _between(*options.PENALTY),
         "frequency_penalty": _between(*options.PENALTY),
         "top_log_probs": _between(0, REPORTED),
@@ -77,11 +80,21 @@ def openapi(max_inputs: int = TextLimits().max_inputs) -> dict[str, Any]:
         "paths": {
             **paths,
             "/v1/models": {
-                "get": {"summary": "The models that are served", "responses": {"200": {"description": "OK"}}}
+                "get": _described(
+                    "/v1/models", "get", "The models that are served, with their limits and defaults", "models"
+                )
             },
-            "/healthz/live": {"get": {"security": [], "responses": {"200": {"description": "the process answers"}}}},
+            **{path: {verb: _described(path, verb, text, tag)} for (verb, path), (text, tag) in DESCRIPTIONS.items()},
+            "/healthz/live": {
+                "get": {
+                    "tags": ["health"],
+                    "security": [],
+                    "responses": {"200": {"description": "the process answers"}},
+                }
+            },
             "/healthz/ready": {
                 "get": {
+                    "tags": ["health"],
                     "security": [],
                     "responses": {
                         "200": {"description": "ready"},
@@ -100,12 +113,18 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     if endpoint.stream is not None:
         events = _schema(endpoint.stream.response, schemas)
         content["text/event-stream"] = {"schema": {"description": "each event's data is", **events}}
+    streams = "" if endpoint.stream is None else "With `accept: text/event-stream`, the answer as it comes."
     return {
         "operationId": endpoint.unary.name,
+        "tags": ["inference"],
+        "summary": endpoint.summary,
+        "description": streams,
         "parameters": [_header(name) for name in (REQUEST_ID, PRIORITY, QUEUE_TIMEOUT, TIMEOUT)],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": _schema(endpoint.unary.request, schemas)}},
+            "content": {
+                "application/json": {"schema": _schema(endpoint.unary.request, schemas), "example": endpoint.example}
+            },
         },
         "responses": {
             "200": {"description": "OK", "content": content},
@@ -115,6 +134,18 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _described(path: str, verb: str, text: str, tag: str) -> dict[str, Any]:
+    names = re.findall(r"\{(\w+)\}", path)
+    operation: dict[str, Any] = {"summary": text, "tags": [tag], "responses": {"200": {"description": "OK"}}}
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if verb == "post":
+        operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}, "example": {}}}}
+    return operation
 
 
 def _header(name: str) -> dict[str, Any]:
@@ -134,10 +165,21 @@ def _message(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     if message.name not in schemas:
         schemas[message.name] = {}  # before its fields, which may be of this type
         fields: Iterable[FieldDescriptor] = message.fields
-        bounds = _BOUNDS.get(message.name, {})
-        properties = {field.name: {**_field(field, schemas), **bounds.get(field.name, {})} for field in fields}
-        schemas[message.name] = {"type": "object", "additionalProperties": False, "properties": properties}
+        said, bounds = comments(), _BOUNDS.get(message.name, {})
+        properties = {
+            field.name: _with_comment(
+                {**_field(field, schemas), **bounds.get(field.name, {})}, said.get(f"{message.name}.{field.name}")
+            )
+            for field in fields
+        }
+        schemas[message.name] = _with_comment(
+            {"type": "object", "additionalProperties": False, "properties": properties}, said.get(message.name)
+        )
     return {"$ref": f"#/components/schemas/{message.name}"}
+
+
+def _with_comment(schema: dict[str, Any], comment: str | None) -> dict[str, Any]:
+    return schema if comment is None else {**schema, "description": comment}
 
 
 def _field(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:

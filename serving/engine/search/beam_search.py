@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothesis, Piece
+from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothesis, Piece, Trace
+from beamline.serving.engine.search.trace import Proposal, Tracer
 
 DEAD = -1e9  # what a beam carries that does not exist
 _IMPOSSIBLE = DEAD / 2  # nothing real is ever below
@@ -69,6 +70,7 @@ class BeamSearch:
         self.kept_entries = prompt_entries  # of what was used when dead branches were last looked for, what was alive
         self._stem = 0  # so many depths, from the root, have one entry each in the cache: all beams come from it
         self._alternatives: list[Sequence[Alternatives]] = []  # by depth: what each of its beams might have said next
+        self.tracer = Tracer(options.trace_candidates) if options.trace_candidates else None
 
     # -- what the next step needs --------------------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class BeamSearch:
         self._used += self.width
         if not forced:
             self._collect(step, step_depth)
+        if self.tracer is not None:
+            self.tracer.record(step_depth, self._forced_proposals(step) if forced else self._proposals(step), forced)
         self._tokens.append(list(step.tokens))
         self._parents.append(list(step.parents))
         self._scores.append(list(step.scores))
@@ -158,13 +162,15 @@ class BeamSearch:
         """Ends the living beams as they are, with a token that costs nothing, or with none."""
         depth = self.depth
         length = max(1, depth + (1 if token is None else 2) - self._prompt_length)
-        self._keep_best(
-            [
-                _Ending(self._normalise(total, length), depth, beam, token, total, reason)
-                for beam, total in enumerate(self._scores[depth])
-                if total > _IMPOSSIBLE
-            ]
-        )
+        new = [
+            _Ending(self._normalise(total, length), depth, beam, token, total, reason)
+            for beam, total in enumerate(self._scores[depth])
+            if total > _IMPOSSIBLE
+        ]
+        if self.tracer is not None:
+            ends = [Proposal(token, each.beam, each.total, each.score, finish_reason=reason) for each in new]
+            self.tracer.record(depth, ends, forced=token is not None)
+        self._keep_best(new)
         self.done = True
 
     def stop(self, reason: FinishReason = FinishReason.TIME_LIMIT) -> None:
@@ -237,6 +243,49 @@ class BeamSearch:
             alternatives.extend(self._alternatives[level - 1][parent : parent + 1])
             beam = parent
         return tuple(tokens[::-1]), tuple(log_probs[::-1]), tuple(alternatives[::-1])
+
+    # -- the trace -----------------------------------------------------------------------------------------------
+
+    def _proposals(self, step: StepView) -> list[Proposal]:
+        """The candidates of a step, as many as there are without wider neighbours in the batch."""
+        depth = self.depth
+        at_limit = depth + 2 >= self.options.max_length
+        length = depth + 2 - self._prompt_length
+        beams = {pair: beam for beam, pair in enumerate(zip(step.parents, step.tokens, strict=True))}
+        count = max(2, 1 + len(self._eos_ids)) * self.width
+        found = []
+        for rank, token, parent in zip(range(count), step.candidate_tokens, step.candidate_parents, strict=False):
+            total = step.candidate_scores[rank]
+            if total <= _IMPOSSIBLE:
+                break
+            ends = token in self._eos_ids
+            reason = FinishReason.EOS if ends else FinishReason.LENGTH
+            finished = reason if rank < self.width and (ends or at_limit) else None
+            beam = None if ends else beams.get((parent, token))
+            found.append(Proposal(token, parent, total, self._normalise(total, length), beam, finished))
+        return found
+
+    def _forced_proposals(self, step: StepView) -> list[Proposal]:
+        length = max(1, self.depth + 2 - self._prompt_length)
+        return [
+            Proposal(token, parent, score, self._normalise(score, length), beam)
+            for beam, (token, parent, score) in enumerate(zip(step.tokens, step.parents, step.scores, strict=True))
+            if score > _IMPOSSIBLE
+        ]
+
+    def trace(self) -> Trace | None:
+        """What was not taken yet, and where the hypotheses end."""
+        if self.tracer is None:
+            return None
+        ends = [end for end in self._ends_in(self.tracer) if end is not None]
+        options = self.options
+        return Trace(
+            self.width, options.samples, options.length_penalty, self.tracer.take(), tuple(ends), self.tracer.truncated
+        )
+
+    def _ends_in(self, tracer: Tracer) -> list[tuple[int, int] | None]:
+        best = self._endings[: self.options.num_hypotheses]
+        return [tracer.end_of(ending.depth, ending.beam, ending.token) for ending in best]
 
     # -- the answer ----------------------------------------------------------------------------------------------
 

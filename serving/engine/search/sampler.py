@@ -11,6 +11,7 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Piece
 from beamline.serving.engine.search.beam_search import DEAD, BeamSearch, StepView
 from beamline.serving.engine.search.random_numbers import Uniforms
+from beamline.serving.engine.search.trace import Proposal, Tracer
 
 
 class Sampler(BeamSearch):
@@ -41,12 +42,32 @@ class Sampler(BeamSearch):
         # One that has ended is dead: what the device goes on writing for it is garbage.
         self._scores.append([DEAD if end else score for end, score in zip(self._ends, step.scores, strict=True)])
         if forced:
+            if self.tracer is not None:
+                self.tracer.record(self.depth - 1, self._drawn(step), forced=True)
             return
         for sample, token in enumerate(step.tokens):
             if token in self._eos_ids:
                 self._end(sample, FinishReason.EOS)
-            elif self.depth + 1 >= self.options.max_length:
+            elif self.depth + 1 >= self.options.max_length or self._must_end_now():
                 self._end(sample, FinishReason.LENGTH)
+        if self.tracer is not None:
+            self.tracer.record(self.depth - 1, self._drawn(step))
+
+    def _drawn(self, step: StepView) -> list[Proposal]:
+        """The samples that took part in the step that was just taken in."""
+        length = max(1, self.depth + 1 - self._prompt_length)
+        found = []
+        for sample, end in enumerate(self._ends):
+            if end is None or end[0] == self.depth:
+                total = self._scores[self.depth][sample]
+                reason = None if end is None else end[1]
+                found.append(
+                    Proposal(step.tokens[sample], sample, total, self._normalise(total, length), sample, reason)
+                )
+        return found
+
+    def _ends_in(self, tracer: Tracer) -> list[tuple[int, int] | None]:
+        return [tracer.last_of(sample) for sample in range(self.width)]
 
     def _end(self, sample: int, reason: FinishReason) -> None:
         self._ends[sample] = self._ends[sample] or (self.depth, reason)

@@ -16,6 +16,7 @@ from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, promp
 from tests.support.plain_search import plain_search
 from tests.support.ties import same_or_tie
 from tests.support.tiny_lm import EOS, TinyModel
+from tests.support.traces import check_shape, replayed
 
 # -- the model's own answers ---------------------------------------------------------------------------------------
 
@@ -206,3 +207,43 @@ def test_whoever_has_seen_enough_stops_one_sample_or_a_whole_search(harness: Har
     reasons = [each.finish_reason for each in harness.result(samples).hypotheses]
     assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.STOP, FinishReason.LENGTH]
     assert len(harness.result(samples).hypotheses[2].tokens) < 10
+
+
+# -- traces --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GREEDY, BEAM, replace(BEAM, beam_size=8, num_hypotheses=3), SAMPLE, FOUR],
+    ids=["greedy", "beam", "8 beams", "sample", "four samples"],
+)
+def test_a_trace_tells_how_the_answer_came_about(harness: Harness, options: DecodingOptions) -> None:
+    plain = harness.answer(prompt(9), options)
+    neighbour = harness.submit(prompt(30), replace(BEAM, beam_size=8, num_hypotheses=1))  # a wider batch
+    number = harness.submit(prompt(9), replace(options, trace_candidates=10_000))
+    harness.finish()
+    found, trace = harness.result(number), harness.result(number).trace
+    assert harness.result(neighbour).trace is None
+    assert not harness.steps[neighbour]
+    assert trace is not None
+    steps = [*harness.steps[number], *trace.steps]
+    assert len(harness.steps[number]) >= 2  # they came as they were made
+    check_shape(trace, steps)
+    told = replayed(trace, steps)
+    assert [each.tokens for each in told] == [each.tokens for each in found.hypotheses]
+    assert [each.score for each in told] == pytest.approx([each.score for each in found.hypotheses], abs=1e-5)
+    assert [each.finish_reason for each in told] == [each.finish_reason for each in found.hypotheses]
+    assert same(plain, found)
+
+
+def test_a_sample_that_is_stopped_ends_where_its_trace_does(harness: Harness) -> None:
+    number = harness.submit(prompt(9), replace(FOUR, trace_candidates=10_000))
+    while not any(piece.index == 2 for piece in harness.pieces[number]):
+        harness.step()
+    harness.engine.stop_hypothesis(number, 2)
+    harness.finish()
+    trace = harness.result(number).trace
+    assert trace is not None
+    told = replayed(trace, [*harness.steps[number], *trace.steps])
+    assert [each.tokens for each in told] == [each.tokens for each in harness.result(number).hypotheses]
+    assert len({len(each.tokens) for each in told}) == 2

@@ -8,7 +8,7 @@ plainly as possible: whole sequences in lists, no trees, no caches.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -21,8 +21,9 @@ from beamline.converters.modules.search.beam_search import Edits, best_candidate
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis
 from beamline.serving.engine.search.beam_search import BeamSearch, StepView
+from tests.support.traces import best_finished, check_shape, replayed
 
-WORDS = 24
+WORDS = 40
 START = 0
 DEAD = -1e9
 
@@ -120,9 +121,9 @@ def close(found: Hypothesis, expected: Ended) -> bool:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Table, DecodingOptions, int]:
-    eos_ids = draw(st.sampled_from([(1,), (1, 2), (1, 2, 3)]))
-    width = draw(st.integers(1, 6))
+def problems(draw: st.DrawFn, most_beams: int = 6) -> tuple[Table, DecodingOptions, int]:
+    eos_ids = draw(st.sampled_from([(1,), (1, 2), (1, 2, 3)])) if most_beams <= 6 else (1,)
+    width = draw(st.integers(1, most_beams))
     prefix = tuple(draw(st.lists(st.integers(4, WORDS - 1), max_size=3)))
     max_length = draw(st.integers(len(prefix) + 2, 14))
     options = DecodingOptions(
@@ -134,7 +135,7 @@ def problems(draw: st.DrawFn) -> tuple[Table, DecodingOptions, int]:
         early_stopping=draw(st.sampled_from([False, True, "never"])),
     )
     table = Table.make(draw(st.integers(0, 10_000)), eos_ids, max_length, draw(st.sampled_from([-2.0, 0.0, 1.0, 3.0])))
-    return table, options, draw(st.integers(width, 6))
+    return table, options, draw(st.integers(width, max(width, 6)))
 
 
 @settings(max_examples=300)
@@ -209,3 +210,47 @@ def test_time_over_gives_whole_sequences(problem: tuple[Table, DecodingOptions, 
         assert len(hypothesis.tokens) == len(hypothesis.token_log_probs)
         if hypothesis.finish_reason is FinishReason.TIME_LIMIT:
             assert not set(hypothesis.tokens) & set(table.eos_ids)
+
+
+@settings(max_examples=150)
+@given(problems(most_beams=16), st.integers(3, 20))  # beyond the prefix
+def test_a_trace_replayed_gives_the_hypotheses(problem: tuple[Table, DecodingOptions, int], steps: int) -> None:
+    table, options, beams = problem
+    plain = BeamSearch(options, START, table.eos_ids)
+    traced = BeamSearch(replace(options, trace_candidates=10_000), START, table.eos_ids)
+    for search in (plain, traced):
+        device = Device(table, options, beams)
+        for _ in range(steps):
+            if not search.done:
+                search.advance(device.step(search.forced_token()))
+        if not search.done:
+            search.stop()
+    hypotheses, trace = traced.hypotheses(), traced.trace()
+    assert hypotheses == plain.hypotheses()
+    assert plain.trace() is None
+    assert trace is not None
+    assert not trace.truncated
+    check_shape(trace, trace.steps, max(2, 1 + len(table.eos_ids)))
+    found = replayed(trace, trace.steps)
+    assert [each.tokens for each in found] == [(*options.prefix, *each.tokens) for each in hypotheses]
+    assert [each.score for each in found] == [each.score for each in hypotheses]
+    assert [each.finish_reason for each in found] == [each.finish_reason for each in hypotheses]
+    last = trace.steps[-1].candidates
+    if all(each.finish_reason is not FinishReason.TIME_LIMIT for each in last):  # else whole ones go first
+        assert best_finished(trace, trace.steps) == list(trace.ends)
+
+
+@settings(max_examples=50)
+@given(problems(), st.integers(1, 60))
+def test_a_trace_ends_at_its_limit(problem: tuple[Table, DecodingOptions, int], limit: int) -> None:
+    table, options, beams = problem
+    search = BeamSearch(replace(options, trace_candidates=limit), START, table.eos_ids)
+    device = Device(table, options, beams)
+    while not search.done:
+        search.advance(device.step(search.forced_token()))
+    trace = search.trace()
+    assert trace is not None
+    assert sum(len(step.candidates) for step in trace.steps) <= limit
+    assert [step.number for step in trace.steps] == list(range(len(trace.steps)))
+    assert trace.truncated or len(trace.ends) == len(search.hypotheses())
+    replayed(trace, trace.steps)  # those that are named are there

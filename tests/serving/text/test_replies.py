@@ -35,7 +35,7 @@ def result(
 
 
 def reply(prepared: PreparedInput, results: list[Result], wanted: Wanted = NOTHING) -> pb.Translation:
-    return ReplyBuilder(ByteTokenizer()).translation(prepared, results, wanted)
+    return ReplyBuilder(ByteTokenizer(), ByteTokenizer()).translation(prepared, results, wanted)
 
 
 def test_every_hypothesis_with_everything_that_is_known() -> None:

@@ -112,6 +112,8 @@ SENTENCES = {
     '{"inputs": [{"text": "a", "token_ids": {}}]}': "inputs[0] has text and token_ids: give one of them",
     '{"inputs": ' + 3000 * "[": "it is nested too deeply",
     '{"options": ': "Expecting value: line 1",
+    "not json": "Expecting value: line 1",
+    "[]": "it must be an object, { ... }",
 }
 
 
@@ -345,8 +347,10 @@ def test_the_description_knows_every_method_that_answers_in_json() -> None:
     for name in ("TranslateRequest", "DecodingOptions", "Hypothesis", "Error"):
         assert api["components"]["schemas"][name]["properties"]
     options = api["components"]["schemas"]["DecodingOptions"]["properties"]
-    assert options["beam_size"] == {"type": "integer", "minimum": 1, "maximum": 2**32 - 1}
-    assert options["length_penalty"] == {"type": "number", "format": "float", "minimum": -10, "maximum": 10}
+    beams, penalty = {**options["beam_size"]}, {**options["length_penalty"]}
+    assert (beams.pop("description"), bool(penalty.pop("description"))) == ("1: greedy", True)
+    assert beams == {"type": "integer", "minimum": 1, "maximum": 2**32 - 1}
+    assert penalty == {"type": "number", "format": "float", "minimum": -10, "maximum": 10}
     assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
 
 

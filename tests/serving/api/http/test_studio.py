@@ -1,0 +1,475 @@
+"""The studio in a real Chromium, at the shipped models: every view, and what it draws against what the API says."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beamline.serving.api.http.pages import page_file
+from beamline.serving.config import ServeConfig
+from beamline.serving.engine.core import Engine
+from beamline.serving.models.engines import FakeSettings, fake_engine
+from beamline.serving.models.loader import Observe, real_makers
+from beamline.serving.security.access import Scope
+from beamline.serving.security.tokens import new_token
+from beamline.serving.server import Server
+from tests.converters.families.test_captions import write_converted
+from tests.loadtest.browser import MISSING, Browser, available, browsing
+from tests.serving.doubles import started
+from tests.support.captions import EXAMPLE
+from tests.support.fixture_cache import fixture_cache
+from tests.support.processes import PATIENCE, ROOT, eventually
+
+TEXT = "The file could not be opened."
+TAB, ENTER, CONTROL, RIGHT, ESCAPE = "\ue004", "\ue007", "\ue009", "\ue014", "\ue00c"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+in_chromium = pytest.mark.skipif(not available(), reason=MISSING)
+
+
+@contextmanager
+def in_thread(config: ServeConfig) -> Iterator[str]:
+    """A server of this process; its HTTP address."""
+    address: list[str] = []
+    ready, over = threading.Event(), threading.Event()
+
+    def chatty(observe: Observe) -> Engine:
+        engine = fake_engine(FakeSettings(), observe, language_model=True)
+        engine.manifest = engine.manifest.model_copy(update={"chat_template": CHAT_TEMPLATE})
+        return engine
+
+    async def run() -> None:
+        async with started(Server(config, replace(real_makers(config), fake_lm=chatty))) as server:
+            assert server.http_address is not None
+            address.append(server.http_address)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE)
+        yield address[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory, pooled_repository: Path) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    captions = fixture_cache().fill(root / "made", write_converted, files=[EXAMPLE], kind="paper") / "repository"
+    for source in (*(ROOT / "model_repo").iterdir(), *pooled_repository.iterdir(), *captions.iterdir()):
+        if source.is_dir():
+            shutil.copytree(source, root / "served" / source.name)
+    return root / "served"
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[str]:
+    """The shipped models, a classifier, one that captions, and a language model that echoes and chats."""
+    with in_thread(
+        ServeConfig(
+            repository=repository,
+            fake=True,
+            grpc_port=0,
+            metrics_port=0,
+            http_port=0,
+            threads=1,
+            engines=1,
+            max_slots=4,
+        )
+    ) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("profile")) as running:
+        running.resize(1360, 1000)
+        yield running
+
+
+@pytest.fixture
+def studio(browser: Browser, server: str) -> Iterator[Studio]:
+    """Fresh, at the beginning; afterwards nothing may have been logged, and no other host asked."""
+    browser.open("about:blank")
+    browser.open(f"http://{server}/")
+    found = Studio(browser, server)
+    found.wait("document.querySelector('#model')")
+    yield found
+    assert browser.console() == []
+    asked = [url for url in browser.requested() if not url.startswith(("data:", "blob:", "about:"))]
+    assert [url for url in asked if not url.startswith(f"http://{server}/")] == []
+
+
+class Studio:
+    def __init__(self, browser: Browser, address: str) -> None:
+        self.browser = browser
+        self.address = address
+
+    def __call__(self, expression: str) -> Any:
+        return self.browser.evaluate(expression)
+
+    def wait(self, condition: str) -> None:
+        eventually(lambda: bool(self(f"!!({condition})")), condition)
+
+    def view(self, name: str, model: str | None = None) -> None:
+        if model is not None:
+            self.browser.click_through(
+                f"const all = document.querySelector('#model');"
+                f"all.value = [...all.options].find((one) => one.textContent === {model!r}).value;"
+                "all.dispatchEvent(new Event('change', {bubbles: true}));"
+            )
+            self.wait(f"document.querySelector('nav a[href=\"#{name}\"]')")
+        self.browser.click_through(f"document.querySelector('nav a[href=\"#{name}\"]').click();")
+        self.wait(f"document.querySelector('nav a[href=\"#{name}\"][aria-current]')")
+
+    def fill(self, selector: str, value: str, event: str = "input") -> None:
+        self.browser.click_through(
+            f"const field = document.querySelector({selector!r}); field.value = {json.dumps(value)};"
+            f"field.dispatchEvent(new Event({event!r}, {{bubbles: true}}));"
+        )
+
+    def option(self, name: str, value: str) -> None:
+        label = f"[...document.querySelectorAll('.field')].find((one) => one.textContent.startsWith({name!r}))"
+        self.browser.click_through(
+            f"const field = {label}.querySelector('input, select'); field.value = {json.dumps(value)};"
+            "for (const event of ['input', 'change']) field.dispatchEvent(new Event(event, {bubbles: true}));"
+        )
+        self.wait(f"{label}.querySelector('input, select').value === {json.dumps(value)}")
+
+    def go(self, answered: str = "document.querySelector('#answer')") -> None:
+        self.browser.click_through("document.querySelector('.primary').click();")
+        self.wait(f"{answered} && document.querySelector('.primary:not(.stop)')")
+
+    def translate(self, text: str, beams: int) -> None:
+        self.option("Beams", str(beams))
+        self.fill("#text", text)
+        self.go(f"document.querySelectorAll('.tree .answer').length > 2 && {hypotheses(beams)}")
+
+    def text(self, selector: str) -> str:
+        found: str = self(f"document.querySelector({selector!r}).textContent")
+        return found
+
+
+def hypotheses(count: int) -> str:
+    return "true" if count == 1 else f"document.querySelectorAll('.nbest li').length === {count}"
+
+
+def asked(address: str, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        f"http://{address}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        return json.load(response)
+
+
+def translation(address: str, text: str, beams: int, model: str = "en-de") -> Any:
+    wanted = dict.fromkeys(("return_scores", "return_tokens", "return_alignment", "return_search_trace"), True)
+    options = {"beam_size": beams, "num_hypotheses": beams, **wanted}
+    return asked(address, "/v1/translate", {"model": model, "inputs": [{"text": text}], "options": options})[
+        "translations"
+    ][0]
+
+
+# -- translating -----------------------------------------------------------------------------------------------------
+
+
+@in_chromium
+@pytest.mark.parametrize("beams", [1, 4, 16])
+def test_the_beam_tree_is_the_trace(studio: Studio, beams: int) -> None:
+    studio.translate(TEXT, beams)
+    expected = translation(studio.address, TEXT, beams)
+    (trace,) = expected["search_traces"]
+    if beams > 5:  # pruned ones are left out at first, so that it stays readable
+        drawn = set(studio("[...document.querySelectorAll('.tree .node')].map((one) => one.dataset.fate)"))
+        assert drawn == {"SEARCH_FATE_LIVE", "SEARCH_FATE_FINISHED"}
+        studio.browser.click_through("document.querySelector('#beam-tree input[type=checkbox]').click();")
+    count = sum(len(step["candidates"]) for step in trace["steps"])
+    studio.wait(f"document.querySelectorAll('.tree .node').length === {count}")
+    nodes = studio("[...document.querySelectorAll('.tree .node')].map((one) => ({...one.dataset}))")
+    for node in nodes:
+        candidate = trace["steps"][int(node["step"])]["candidates"][int(node["place"])]
+        assert float(node["score"]) == pytest.approx(candidate.get("score", 0.0), abs=1e-4)
+        assert node["fate"] == candidate["fate"]
+    assert len({(node["step"], node["place"]) for node in nodes}) == count
+    boxes = studio(
+        "[...document.querySelectorAll('.tree .node rect')].map((one) => [one.x.baseVal.value, one.y.baseVal.value])"
+    )
+    assert len({tuple(box) for box in boxes}) == count  # none hides another
+    winner = studio("[...document.querySelectorAll('.tree .node.answer')].map((one) => one.dataset)")
+    end = trace["hypotheses"][0]
+    assert max(int(each["step"]) for each in winner) == end["step"]
+    # Scrubbing back shows the tree as it was.
+    studio.fill("#beam-tree input[type=range]", "1")
+    first = sum(len(step["candidates"]) for step in trace["steps"][:2])
+    studio.wait(f"document.querySelectorAll('.tree .node').length === {first}")
+    assert "step 2 of" in studio.text(".scrub output")
+
+
+@in_chromium
+def test_attention_confidence_and_the_n_best_are_the_answers(studio: Studio) -> None:
+    studio.translate(TEXT, 4)
+    expected = translation(studio.address, TEXT, 4)
+    best = expected["hypotheses"][0]
+    drawn = studio(
+        "[...document.querySelectorAll('.heat .row')].map((row) => "
+        "[...row.querySelectorAll('.cell')].map((cell) => Number(cell.dataset.weight)))"
+    )
+    assert len(drawn) == len(best["alignment"])
+    for row, wanted in zip(drawn, best["alignment"], strict=True):
+        assert row == pytest.approx(wanted["weights"], abs=1e-4)
+    assert "geöffnet" in studio.text(".heat")
+    listed = studio("[...document.querySelectorAll('.nbest button span:first-child')].map((one) => one.textContent)")
+    assert listed == [each["text"] for each in expected["hypotheses"]]
+    assert (
+        " ".join(studio("[...document.querySelectorAll('.words span')].map((one) => one.textContent)")) == best["text"]
+    )
+    chances = studio("[...document.querySelectorAll('.words span')].map((one) => Number(one.dataset.probability))")
+    assert all(0 < chance <= 1 for chance in chances)
+    # Pointing at a word shows what it looked at; a click holds a row of the heat map.
+    studio.browser.click_through("document.querySelector('.words span').focus();")
+    studio.wait(
+        "[...document.querySelectorAll('.source-strip span')]"
+        ".some((one) => one.style.getPropertyValue('--attention') > 0.3)"
+    )
+    studio.browser.click_through(
+        "document.querySelector('.heat .cell').dispatchEvent(new MouseEvent('click', {bubbles: true}));"
+    )
+    studio.wait("document.querySelector('.heat .frame')")
+    studio.browser.click_through("document.querySelectorAll('.nbest button')[1].click();")
+    studio.wait(
+        f"document.querySelector('.words').textContent.includes({expected['hypotheses'][1]['text'].split()[2]!r})"
+    )
+    # Downloads: made in the page, asking nobody.
+    studio.browser.click_through(
+        "window.saved = [];"
+        "HTMLAnchorElement.prototype.click = function () { window.saved.push(this.download); };"
+        "for (const each of document.querySelectorAll('#attention .tools button, #beam-tree .tools button'))"
+        "  each.click();"
+    )
+    studio.wait("window.saved.length === 4")
+    assert sorted(studio("window.saved")) == ["attention.png", "attention.svg", "beam-tree.png", "beam-tree.svg"]
+
+
+@in_chromium
+def test_long_texts_go_sentence_by_sentence_and_errors_are_shown(studio: Studio) -> None:
+    studio.fill("#text", f"{TEXT}\nPlease wait.")
+    studio.go("document.querySelector('.plain')?.textContent.includes('\\n')")
+    studio.wait("document.querySelector('.tree')")
+    options = "[...document.querySelectorAll('.wide select option')].map((one) => one.textContent)"
+    assert studio(options) == ["1 of 2", "2 of 2"]
+    studio.option("Longest", "9999")
+    studio.browser.click_through("document.querySelector('.primary').click();")
+    studio.wait("document.querySelector('[role=alert]')")
+    assert "max_length is 9999" in studio.text("[role=alert]")
+    assert "400" in "".join(studio.browser.console())  # the browser's own line about it
+
+
+@in_chromium
+def test_a_translation_by_the_keyboard_alone(studio: Studio) -> None:
+    studio.wait("document.activeElement && document.activeElement.id === 'text'")
+    studio.fill("#text", TEXT)
+    studio.browser.press(ENTER, holding=CONTROL)
+    studio.wait("document.querySelector('.words')")
+    for _ in range(20):
+        studio.browser.press(TAB)
+        if studio("document.activeElement.classList.contains('sure')"):
+            break
+    assert studio("document.querySelector('a, button, input, select, textarea').className") == "skip"
+    first = studio("document.activeElement.textContent")
+    studio.browser.press(RIGHT)
+    assert studio("document.activeElement.textContent") != first
+    studio.browser.click_through("document.querySelector('#beam-tree input[type=range]').focus();")
+    studio.browser.press("\ue012")  # left
+    studio.wait("!document.querySelector('.scrub output').textContent.startsWith('step 8')")
+    unnamed = studio(
+        "[...document.querySelectorAll('button, input, select, textarea')].filter((one) => !(one.textContent.trim() || "
+        "one.getAttribute('aria-label') || one.closest('label'))).length"
+    )
+    assert unnamed == 0
+
+
+@in_chromium
+def test_a_narrow_screen_needs_no_sideways_scrolling(studio: Studio) -> None:
+    try:
+        studio.browser.resize(500, 900)  # Chromium's narrowest window
+        studio.translate(TEXT, 16)
+        drawn = {"translate": "#text", "score": "#source", "models": "#models tbody tr", "live": ".plot"}
+        for view, part in drawn.items():
+            studio.view(view)
+            studio.wait(f"document.querySelector('{part}')")
+            assert studio("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0, view
+    finally:
+        studio.browser.resize(1360, 1000)
+
+
+# -- the other views ---------------------------------------------------------------------------------------------------
+
+
+@in_chromium
+def test_the_task_follows_the_model(studio: Studio) -> None:
+    studio.view("score", "en-de-gru")
+    studio.go()
+    assert "perplexity" in studio.text("#answer")
+    studio.view("generate", "fake-lm")
+    studio.fill("#text", "hello there")
+    studio.option("Temperature", "1")
+    studio.option("Answers", "3")
+    studio.go("document.querySelectorAll('.sample').length === 3")
+    assert (
+        studio("[...document.querySelectorAll('.sample .tokens')].map((one) => one.textContent.slice(0, 11))")
+        == ["hello there"] * 3
+    )
+    assert studio.text("#beam-tree h2") == "Samples"
+    studio.browser.click_through("document.querySelector('.sample .tokens span').focus();")
+    studio.wait("document.querySelectorAll('.alternatives li').length === 5")
+    studio.view("chat")
+    studio.fill("#text", "hi")
+    studio.go("document.querySelectorAll('.message').length === 2")
+    assert studio("[...document.querySelectorAll('.message')].map((one) => one.textContent)") == [
+        "userhi",
+        "assistanthi",
+    ]
+    studio.view("translate", "captions")
+    assert studio.text("nav a[aria-current]") == "Captions"
+    studio.browser.click_through("document.querySelector('.hint .quiet').click();")
+    studio.go("document.querySelectorAll('.heat .row').length > 1")
+    assert studio("document.querySelectorAll('.heat .row:first-of-type .cell').length") == 4
+    studio.view("classify", "mood")
+    studio.go()
+    assert studio("document.querySelectorAll('.labelled').length") == 2
+    studio.view("embed")
+    studio.go()
+    matrix = studio("[...document.querySelectorAll('.matrix td')].map((one) => one.textContent).filter((one) => one)")
+    assert len(matrix) == 9
+    assert [matrix[0], matrix[4], matrix[8]] == ["1.00"] * 3
+
+
+@in_chromium
+def test_models_can_be_read_loaded_and_unloaded(studio: Studio) -> None:
+    studio.view("models")
+    row = "[...document.querySelectorAll('#models tbody tr')].find((one) => one.textContent.includes('en-de-gru'))"
+    studio.wait(f"{row}?.querySelector('.ready')")
+    studio.browser.click_through(f"{row}.querySelector('button').click();")
+    studio.wait("document.querySelectorAll('.checks .passed').length >= 2")
+    parity = json.loads((ROOT / "model_repo/en-de-gru/3/parity.json").read_text())
+    assert f"of {parity['beams_compared']}" in studio.text("#certificate")
+    button = f"[...{row}.querySelectorAll('button')].find((one) => one.textContent === "
+    studio.browser.click_through(f"{button}'Unload').click();")
+    studio.wait(f"{row}?.querySelector('.unavailable')")
+    studio.browser.click_through(f"{button}'Load').click();")
+    studio.wait(f"{row}?.querySelector('.ready')")
+
+
+@in_chromium
+def test_live_shows_what_was_answered(studio: Studio) -> None:
+    asked(studio.address, "/v1/translate", {"model": "en-de", "inputs": [{"text": TEXT}] * 3})
+    studio.view("live")
+    studio.wait("document.querySelectorAll('.plot').length === 8")
+    studio.wait("document.querySelectorAll('.batch .ok').length >= 3")
+    assert {"requests", "tokens", "slots", "queue", "p95", "memory"} <= set(
+        studio("[...document.querySelectorAll('.figure-card .name')].map((one) => one.textContent)")
+    )
+    assert TEXT not in studio.text("main")
+
+
+@in_chromium
+def test_the_request_as_code_can_be_sent(studio: Studio) -> None:
+    studio.fill("#text", "It's here.")
+    code = "document.querySelector('#as-code pre').textContent"
+    studio.wait(f"{code}.includes('here.')")
+    curl = studio(code)
+    assert curl.startswith(f"curl -s http://{studio.address}/v1/translate")
+    body = json.loads(curl.split("-d '", 1)[1].rsplit("'", 1)[0].replace("'\\''", "'"))
+    assert asked(studio.address, "/v1/translate", body)["translations"][0]["hypotheses"][0]["text"]
+    studio.browser.click_through("document.querySelectorAll('#as-code [role=tab]')[1].click();")
+    studio.wait(f"{code}.includes('beamline.v1.Inference/Translate')")
+    studio.browser.click_through("document.querySelectorAll('#as-code [role=tab]')[2].click();")
+    studio.wait(f"{code}.includes('client.translate(')")
+    compile(studio(code), "as code", "exec")
+
+
+@in_chromium
+def test_the_api_is_documented_and_can_be_tried(studio: Studio) -> None:
+    studio.browser.open(f"http://{studio.address}/docs")
+    studio.wait("document.querySelectorAll('.opblock').length >= 10")
+    assert "Translate texts" in studio.text("#docs")
+    studio.browser.click_through("document.querySelector('.opblock-summary-control').click();")
+    studio.wait("document.querySelector('.execute')")
+    studio.browser.click_through("document.querySelector('.execute').click();")
+    codes = "[...document.querySelectorAll('.live-responses-table tbody .response-col_status')]"
+    studio.wait(f"{codes}.some((one) => one.textContent.startsWith('200'))")
+
+
+@in_chromium
+def test_a_token_stays_in_the_tab(browser: Browser, tmp_path: Path) -> None:
+    token, entry = new_token("operator", (Scope.INFER, Scope.ADMIN), None)
+    reader, second = new_token("reader", (Scope.INFER,), None)
+    (tmp_path / "tokens.toml").write_text(f"{entry}\n{second}\n")
+    config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0, tokens=tmp_path / "tokens.toml")
+    with in_thread(config) as address:
+        browser.open(f"http://{address}/#live")
+        studio = Studio(browser, address)
+        studio.wait("document.querySelector('[role=alert]')")
+        assert "bearer token" in studio.text("[role=alert]")
+        assert studio("document.querySelector('#model')") is None  # without one, nothing that needs one
+
+        def use(value: str) -> None:
+            browser.click_through("document.querySelector('.token button').click();")
+            studio.wait("document.activeElement.id === 'token'")
+            studio.fill("#token", value)
+            browser.press(ENTER)
+            studio.wait("!document.querySelector('#token')")
+
+        use(reader)
+        studio.wait("document.querySelectorAll('.plot').length === 8")
+        studio.wait("document.querySelector('#batch [role=alert]')?.textContent.includes('admin')")
+        use(token)
+        studio.wait("document.querySelectorAll('.batch').length === 2")
+        assert studio("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+        browser.open("about:blank")
+        browser.open(f"http://{address}/#models")
+        studio.wait("document.querySelector('[role=alert]')")  # gone with the page
+    browser.console(), browser.requested()
+
+
+# -- what needs no browser -------------------------------------------------------------------------------------------
+
+
+def test_the_first_load_is_small() -> None:
+    first = ("index.html", "app.js", "app.css", "icon.svg")
+    assert sum(len(page_file(name).compressed) for name in first) < 250_000
+    assert all(gzip.decompress(page_file(name).compressed) == page_file(name).content for name in first)
+
+
+def test_the_policy_is_strict_and_files_are_asked_for_once(server: str) -> None:
+    for path in ("/", "/docs", "/studio/app.js", "/studio/app.css"):
+        with urllib.request.urlopen(f"http://{server}{path}", timeout=PATIENCE) as response:
+            policy = response.headers["content-security-policy"]
+            tag = response.headers["etag"]
+            content = response.read().decode()
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        if not path.startswith("/studio"):
+            assert "<style" not in content
+            assert "<script>" not in content
+            assert "http" not in content
+        again = urllib.request.Request(f"http://{server}{path}", headers={"if-none-match": tag})
+        with pytest.raises(urllib.error.HTTPError) as same:
+            urllib.request.urlopen(again, timeout=PATIENCE)
+        assert same.value.code == 304
+        same.value.close()
