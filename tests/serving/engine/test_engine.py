@@ -238,6 +238,23 @@ def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
     assert copies < len(steps)
 
 
+@pytest.mark.one_backend("the plans' cache lengths are others")
+def test_the_cache_gets_shorter_when_the_longest_has_left(plain_model: MarianShape) -> None:
+    """Every step reads all of the bucket, so nobody goes on in the one that another has needed."""
+    harness = Harness(plain_model)
+    longest = harness.submit([5, 6, 7], replace(LONG, beam_size=8))
+    while len(harness.stats) < 50:
+        harness.step()
+    harness.submit([8, 9], replace(LONG, beam_size=8))
+    while longest not in harness.answers:
+        harness.step()
+    needed = harness.stats[-1].cache_length
+    for _ in range(8):
+        harness.step()
+    assert harness.stats[-1].active == 1
+    assert harness.stats[-1].cache_length < needed
+
+
 def test_alignment_has_a_row_per_target_token(plain_model: MarianShape) -> None:
     answers = decode(
         make_engine(plain_model.folder, plain_model.manifest),
