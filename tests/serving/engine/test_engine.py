@@ -111,6 +111,22 @@ def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: Marian
     assert isinstance(harness.answers[second], Result)
 
 
+def test_a_request_that_moved_says_which_slots_it_had(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=2)
+    first, second = harness.submit([5, 6], LONG), harness.submit([7, 8], LONG)
+    harness.step()
+    assert [(each.slot, each.until) for each in harness.engine.occupied()] == [(0, None), (1, None)]
+    harness.engine.cancel(first)
+    harness.step()
+    before, now = harness.engine.occupied()
+    assert (before.slot, before.until, now.slot, now.until) == (1, now.since, 0, None)
+    harness.finish()
+    gone, answered = (each for stats in harness.stats for each in stats.finished)
+    assert [[stay.slot for stay in each.stays] for each in (gone, answered)] == [[0], [1, 0]]
+    assert isinstance(harness.answers[second], Result)
+    assert sum(stay.seconds for stay in answered.stays) <= answered.total_seconds
+
+
 def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) -> None:
     harness = Harness(plain_model, slots=1)
     running = harness.submit([5, 6], LONG, deadline=10.0)
