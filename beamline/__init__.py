@@ -5,21 +5,51 @@
     print(Client().translate("Save the file.").text)
     print(load("model_repo/en-de").translate("Save the file.").text)
 
-`import beamline` is light: the clients, and gRPC with them, and what `load` needs are imported when first used. The
+What goes into the methods and what comes back (`TokenIds`, `Translation`, ...) is here as well, errors are in
+`beamline.errors`. `import beamline` is light: the clients, and gRPC with them, and what `load` needs are imported when
+first used. The
 subpackages (`beamline.serving`, ...) are links to the directories at the top level of the repository, so that
 everything is imported by one name.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# gRPC's own library writes lines of its own kind to standard error for every failed handshake and every port that is
+# taken. What they are about is said in a sentence where it happens. It looks when it is first imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if TYPE_CHECKING:
     from beamline.async_client import AsyncClient
     from beamline.client import Client
     from beamline.errors import BeamlineError
     from beamline.in_process import AsyncLoadedModel, LoadedModel, load, load_async
+    from beamline.types import (
+        Classification,
+        Completion,
+        Embedding,
+        Features,
+        Generation,
+        GenerationPiece,
+        Hypothesis,
+        Label,
+        Message,
+        Model,
+        Score,
+        SearchCandidate,
+        SearchStep,
+        SearchTrace,
+        Timings,
+        Token,
+        TokenIds,
+        TopToken,
+        Translation,
+        TranslationPiece,
+        Usage,
+    )
 
     __version__: str
 
@@ -27,13 +57,57 @@ __all__ = [
     "AsyncClient",
     "AsyncLoadedModel",
     "BeamlineError",
+    "Classification",
     "Client",
+    "Completion",
+    "Embedding",
+    "Features",
+    "Generation",
+    "GenerationPiece",
+    "Hypothesis",
+    "Label",
     "LoadedModel",
+    "Message",
+    "Model",
+    "Score",
+    "SearchCandidate",
+    "SearchStep",
+    "SearchTrace",
+    "Timings",
+    "Token",
+    "TokenIds",
+    "TopToken",
+    "Translation",
+    "TranslationPiece",
+    "Usage",
     "__version__",
     "load",
     "load_async",
 ]
 
+_TYPES = (
+    "Classification",
+    "Completion",
+    "Embedding",
+    "Features",
+    "Generation",
+    "GenerationPiece",
+    "Hypothesis",
+    "Label",
+    "Message",
+    "Model",
+    "Score",
+    "SearchCandidate",
+    "SearchStep",
+    "SearchTrace",
+    "Timings",
+    "Token",
+    "TokenIds",
+    "TopToken",
+    "Translation",
+    "TranslationPiece",
+    "Usage",
+)
 _HOMES = {
     "AsyncClient": "beamline.async_client",
     "AsyncLoadedModel": "beamline.in_process",
@@ -42,6 +116,7 @@ _HOMES = {
     "LoadedModel": "beamline.in_process",
     "load": "beamline.in_process",
     "load_async": "beamline.in_process",
+    **dict.fromkeys(_TYPES, "beamline.types"),
 }
 
 

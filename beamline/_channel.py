@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class Connection:
             return None
         authorities = None if self.tls is True else read_file(self.tls)
         key, certificate = (None if path is None else read_file(path) for path in (self.client_key, self.client_cert))
+        if self.client_cert is not None and self.client_key is not None:
+            _check_pair(Path(self.client_cert), Path(self.client_key))
         return grpc.ssl_channel_credentials(authorities, key, certificate)
 
     def channel(self, options: tuple[Option, ...] = CHANNEL_OPTIONS) -> grpc.Channel:
@@ -75,6 +78,24 @@ class Connection:
         if credentials is None:
             return grpc.aio.insecure_channel(self.target, options=options)
         return grpc.aio.secure_channel(self.target, credentials, options=options)
+
+
+def _check_pair(certificate: Path, key: Path) -> None:
+    """gRPC would only say that nothing can be reached."""
+
+    def no_password() -> str:
+        raise BeamlineError(f"the private key {key} is encrypted; give it without a passphrase")
+
+    if not (certificate.is_file() and key.is_file()):  # a pipe can be read once
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, no_password)
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            said = f"{key} is not the private key of the certificate {certificate}: give the one that belongs to it"
+        else:
+            said = f"{certificate} and {key} must be a certificate and its private key, both PEM"
+        raise BeamlineError(said) from error
 
 
 def target_of(given: str | None) -> str:

@@ -37,7 +37,8 @@ class Connected:
         client_cert, client_key: PEM files, for servers that want to see a certificate.
         timeout: seconds that a method may take, repeated attempts included, unless its own `timeout` says otherwise.
         retries: how often a call is tried again that the server had no capacity for, or that did not reach it; within
-            the timeout, and never after a stream's first piece.
+            the timeout, and never after a stream's first piece. With a timeout, a call that does not reach a server is
+            tried again until it is over (0: never).
         in_flight: how many items of a list are with the server at once.
         """
         if timeout is not None:

@@ -42,13 +42,13 @@ _HINTS: dict[bool, tuple[tuple[str, str], ...]] = {
     False: (
         ("http1.x server", _HTTP_PORT),
         ("Expected SETTINGS frame", _HTTP_PORT),
-        ("Socket closed", "it closes the connection: if it wants TLS, give tls (--tls-ca)"),
-        ("reset by peer", "it closes the connection: if it wants TLS, give tls (--tls-ca)"),
+        ("Socket closed", "it closes the connection: if it wants TLS, give tls (--tls, --tls-ca)"),
+        ("reset by peer", "it closes the connection: if it wants TLS, give tls (--tls, --tls-ca)"),
     ),
     True: (
         ("http1.x server", _HTTP_PORT),
         ("Expected SETTINGS frame", _HTTP_PORT),
-        ("WRONG_VERSION_NUMBER", "it does not talk TLS: leave tls (--tls-ca) away"),
+        ("WRONG_VERSION_NUMBER", "it does not talk TLS: leave tls (--tls, --tls-ca) away"),
         (
             "CERTIFICATE_VERIFY_FAILED",
             "its certificate is not of an authority that is trusted: give its file as tls (--tls-ca)",
@@ -121,7 +121,8 @@ def _retry_hint(text: Any) -> float | None:
 
 
 class Attempts:
-    """When a call may be tried again: within its deadline, a number of times, later each time or as the server says."""
+    """When a call may be tried again: within its deadline, later each time or as the server says; a number of times,
+    or until the deadline where no server is there."""
 
     def __init__(self, retries: int, timeout: float | None) -> None:
         self.timeout = timeout
@@ -156,12 +157,16 @@ class Attempts:
         """Seconds to wait before the next attempt. Raises the failure where there is none."""
         if self._answered[0] != self._seen:
             self._seen, self._left = self._answered[0], self._retries
-        if not isinstance(failure, Unavailable | Overloaded) or isinstance(failure, Misconnected) or self._left <= 0:
+        if not isinstance(failure, Unavailable | Overloaded) or isinstance(failure, Misconnected):
+            raise failure
+        # Who gives a deadline waits that long for a server that starts again; one that is overloaded is spared.
+        until_deadline = isinstance(failure, Unavailable) and self._deadline is not None and self._retries > 0
+        if self._left <= 0 and not until_deadline:
             raise failure
         hint = failure.retry_after
         if hint is not None and hint < 0:  # gRPC's way of saying: not again
             raise failure
-        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (self._retries - self._left))
+        delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** min(self._retries - self._left, 16))
         self._left -= 1
         # Clients that were refused together don't come back together; never before the server's hint.
         delay = delay * random.uniform(0.5, 1) if hint is None else hint * random.uniform(1, 1.1)

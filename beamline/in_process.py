@@ -38,6 +38,7 @@ from beamline.serving.api.status import first_failure
 from beamline.serving.contract.call import DEFAULT_PRIORITY, Call, enter
 from beamline.serving.errors import ComputeError, ModelUnavailable, ShuttingDown
 from beamline.serving.in_process import CLOSED, InProcess, LoadOptions
+from beamline.version import needed
 
 __all__ = ["AsyncLoadedModel", "LoadedModel", "load", "load_async"]
 
@@ -77,7 +78,13 @@ def load(
     if timeout is not None:
         check_timeout(timeout)
     options = LoadOptions(version, device, threads, engines, slots, queue, prefix_cache_mib)
-    return LoadedModel(in_process.load(Path(path), options), timeout)
+    try:
+        return LoadedModel(in_process.load(Path(path), options), timeout)
+    except ModuleNotFoundError as error:
+        advice = needed(error)
+        if advice is None:
+            raise
+        raise BeamlineError(f"beamline.load {advice}") from error
 
 
 class LoadArguments(TypedDict, total=False):

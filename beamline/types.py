@@ -1,6 +1,6 @@
 """What goes into the clients' methods and what comes back: plain, immutable, without protobuf.
 
-Options that are left out are the model's defaults; protos/beamline.proto describes each.
+Options that are left out, or None, are the model's defaults; protos/beamline.proto describes each.
 """
 
 from __future__ import annotations
@@ -48,82 +48,87 @@ ChatMessages: TypeAlias = str | Sequence[Message | Mapping[str, str]]  # a strin
 class CallOptions(TypedDict, total=False):
     """Of every method that asks a model."""
 
-    model: str  # left out: the server's default, if it does what is asked for, else the only one that does
-    version: str | int  # left out: the newest
-    timeout: float  # seconds for the whole of it: a list's calls and repeated attempts included
-    priority: int  # 0 (most urgent) to 3; 1 where it is left out
-    queue_timeout: float  # seconds that a sequence may wait for a slot
+    model: str | None  # left out: the server's default, if it does what is asked for, else the only one that does
+    version: str | int | None  # left out: the newest
+    timeout: float | None  # seconds for the whole of it: a list's calls and repeated attempts included
+    priority: int | None  # 0 (most urgent) to 3; 1 where it is left out
+    queue_timeout: float | None  # seconds that a sequence may wait for a slot
 
 
 class TranslateOptions(CallOptions, total=False):
-    source_language: str  # for models that know several
-    target_language: str
-    beam_size: int  # 1: greedy
-    num_hypotheses: int  # at most beam_size
-    length_penalty: float  # scores are divided by length ** length_penalty
-    early_stopping: EarlyStopping
-    min_length: int  # lengths count the start token, the prefix and the end token
-    max_length: int
-    no_repeat_ngram_size: int  # 0: off
-    repetition_penalty: float  # 1: off
-    target_prefix: str  # the translation begins with this text
-    suppress_tokens: Sequence[int]  # ids that are never produced
-    time_limit_ms: int  # the best so far when it is over
-    split_sentences: bool  # split long text, translate the parts, join them
-    return_scores: bool  # score and token_log_probs
-    return_tokens: bool
-    return_alignment: bool
-    return_search_trace: bool  # how the search went: docs/search-trace.md
+    source_language: str | None  # for models that know several
+    target_language: str | None
+    beam_size: int | None  # 1: greedy
+    num_hypotheses: int | None  # at most beam_size; where it samples: how many samples
+    length_penalty: float | None  # scores are divided by length ** length_penalty
+    early_stopping: EarlyStopping | None
+    min_length: int | None  # lengths count the start token, the prefix and the end token
+    max_length: int | None
+    no_repeat_ngram_size: int | None  # 0: off
+    repetition_penalty: float | None  # 1: off
+    target_prefix: str | None  # the translation begins with this text
+    suppress_tokens: Sequence[int] | None  # ids that are never produced
+    time_limit_ms: int | None  # the best so far when it is over
+    split_sentences: bool | None  # split long text, translate the parts, join them
+    return_scores: bool | None  # score and token_log_probs
+    return_tokens: bool | None
+    return_alignment: bool | None
+    return_search_trace: bool | None  # how the search went: docs/search-trace.md
+    temperature: float | None  # 0: beam search or greedy; above: translations are drawn, with beam_size 1
+    top_k: int | None  # 0: off
+    top_p: float | None  # 1: off
+    min_p: float | None  # 0: off
+    seed: int | None  # the same seed gives the same answers
 
 
 class GenerateOptions(CallOptions, total=False):
     """Lengths count only what is generated."""
 
-    max_tokens: int
-    min_tokens: int  # no end before
-    n: int  # completions: samples, or the best of the beams
-    beam_size: int  # 1: no beam search
-    temperature: float  # 0: the likeliest token, no sampling
-    top_k: int  # 0: off
-    top_p: float  # 1: off
-    min_p: float  # 0: off
-    seed: int  # the same seed gives the same completions
-    repetition_penalty: float  # 1: off
-    presence_penalty: float  # 0: off
-    frequency_penalty: float  # 0: off
-    logit_bias: Mapping[int, float]  # token id -> added to its logit; -100 and below forbids
-    no_repeat_ngram_size: int  # 0: off
-    suppress_tokens: Sequence[int]
-    stop: str | Sequence[str]  # the completion ends before the first of these
-    ignore_eos: bool  # never end before max_tokens
-    length_penalty: float  # of beam search
-    early_stopping: EarlyStopping
-    time_limit_ms: int  # the best so far when it is over
-    echo: bool  # the prompt stands before each completion
-    return_tokens: bool
-    return_log_probs: bool
-    top_log_probs: int  # of so many likeliest tokens at each place; at most 20
-    return_search_trace: bool  # as in TranslateOptions
+    max_tokens: int | None
+    min_tokens: int | None  # no end before
+    n: int | None  # completions: samples, or the best of the beams
+    beam_size: int | None  # 1: no beam search
+    temperature: float | None  # 0: the likeliest token, no sampling
+    top_k: int | None  # 0: off
+    top_p: float | None  # 1: off
+    min_p: float | None  # 0: off
+    seed: int | None  # the same seed gives the same completions
+    repetition_penalty: float | None  # 1: off
+    presence_penalty: float | None  # 0: off
+    frequency_penalty: float | None  # 0: off
+    logit_bias: Mapping[int, float] | None  # token id -> added to its logit; -100 and below forbids
+    no_repeat_ngram_size: int | None  # 0: off
+    suppress_tokens: Sequence[int] | None
+    stop: str | Sequence[str] | None  # the completion ends before the first of these
+    ignore_eos: bool | None  # never end before max_tokens
+    length_penalty: float | None  # of beam search
+    early_stopping: EarlyStopping | None
+    time_limit_ms: int | None  # the best so far when it is over
+    echo: bool | None  # the prompt stands before each completion
+    return_tokens: bool | None
+    return_log_probs: bool | None
+    top_log_probs: int | None  # of so many likeliest tokens at each place; at most 20
+    return_search_trace: bool | None  # as in TranslateOptions
 
 
 class ChatOptions(GenerateOptions, total=False):
-    add_generation_prompt: bool  # begin the assistant's turn; true unless set
+    add_generation_prompt: bool | None  # begin the assistant's turn; true unless set
 
 
 class ScoreOptions(CallOptions, total=False):
-    source_language: str  # as in TranslateOptions
-    target_language: str
+    source_language: str | None  # as in TranslateOptions
+    target_language: str | None
 
 
 class ClassifyOptions(CallOptions, total=False):
-    top_k: int  # only the likeliest labels
-    truncate: bool  # read only the beginning of a text that is too long, instead of refusing it
+    top_k: int | None  # only the likeliest labels
+    truncate: bool | None  # read only the beginning of a text that is too long, instead of refusing it
 
 
 class EmbedOptions(CallOptions, total=False):
-    pooling: Pooling
-    normalize: bool  # to length one
-    truncate: bool  # as in ClassifyOptions
+    pooling: Pooling | None
+    normalize: bool | None  # to length one
+    truncate: bool | None  # as in ClassifyOptions
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,20 @@ from importlib import metadata
 DISTRIBUTION = "beamline-serving"  # `beamline` in the package registry is somebody else's
 
 
+# What to install for a module that is missing.
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "tensorrt": "tensorrt",
+    "cuda": "gpu",
+    "onnx": "cpu",
+    "torch": "cpu,convert",
+    "onnxscript": "cpu,convert",
+    "onnx_ir": "cpu,convert",
+    "safetensors": "cpu,convert",
+    "transformers": "cpu,convert",
+}
+
+
 def beamline_version() -> str:
     try:
         return metadata.version(DISTRIBUTION)
@@ -15,5 +29,14 @@ def beamline_version() -> str:
 
 
 def install_hint(extra: str) -> str:
-    """What installs an extra: the distribution is not in the package registry, so it comes from the sources."""
-    return f"in this project's folder, pip install '.[{extra}]'"
+    """What installs an extra: the distribution is not in the package registry, so it comes from the sources. torch is
+    installed before the rest, and alone: else pip may take a build with gigabytes of CUDA."""
+    torch = "pip install -c constraints.txt torch (docs/tutorial.md says which build), then "
+    return f"in this project's folder, {torch if 'convert' in extra else ''}pip install '.[{extra}]'"
+
+
+def needed(error: ModuleNotFoundError) -> str | None:
+    """What is missing, and what installs it; None where it is none of what the extras bring."""
+    module = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(module)
+    return None if extra is None else f"needs {module}, which is not installed: {install_hint(extra)}"

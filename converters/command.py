@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from beamline.converters.checkpoints.text_lines import read_lines
 from beamline.converters.tensorrt.command import add_build_arguments, build_folder, what_to_build
 from beamline.serving.contract.manifest import PRECISIONS
 from beamline.serving.errors import ConversionError
+
+T = TypeVar("T")
 
 HELP = "convert a PyTorch checkpoint into a model repository"
 
@@ -66,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
             if not visible:  # a log shows that something happens, too
                 print(f"{step} ...", file=sys.stderr, flush=True)
 
+        def each(what: str, items: Sequence[T]) -> Iterable[T]:
+            if not visible:
+                print(f"verify: {what} ...", file=sys.stderr, flush=True)
+            return tqdm(items, what, unit="", file=sys.stderr, disable=not visible, leave=False, position=1)
+
         own = OwnFiles(arguments.weights, arguments.tokenizer, arguments.target_tokenizer)
         converter = any_converter_for(arguments.source, arguments.config, own)
         manifest, certificate = converter.convert(
@@ -75,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             advance=advance,
             precision=arguments.precision,
             typical=typical,
+            each=each,
         )
     size = manifest.weights.bytes / 2**20
     print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")

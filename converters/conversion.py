@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
 from beamline.converters.certificate.parity import ParityCertificate
+from beamline.converters.certificate.progress import Each, silently
 from beamline.converters.checkpoints.source import Source
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
 from beamline.converters.version.folder import free_version, staging, write_text
@@ -44,6 +45,7 @@ class Draft:
     precision: Precision
     advance: Callable[[str], None]  # says which of `STEPS` begins
     typical: Sequence[str] = ()  # lines of text, by which 8-bit activations get fixed scales
+    each: Each = silently  # goes through what is compared
 
 
 class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, CertificateType]):
@@ -81,6 +83,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         advance: Callable[[str], None] = lambda step: None,
         precision: Precision = "float32",
         typical: Sequence[str] = (),
+        each: Each = silently,
     ) -> tuple[ManifestType, CertificateType]:
         """Writes repository/name/version, and says what the comparison with PyTorch found. `typical`: text by which the
         activations of an int8 model get fixed scales."""
@@ -92,7 +95,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         advance("check")
         version = free_version(name, repository, version)
         with staging(repository / name, version) as folder:
-            draft = Draft(name, version, folder, precision, advance, typical)
+            draft = Draft(name, version, folder, precision, advance, typical, each)
             manifest, certificate = self.make(loaded, draft, tolerance)
             advance("save")
             write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")

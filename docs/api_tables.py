@@ -8,61 +8,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from beamline.serving.api.http.proto_comments import Member, declarations
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
-PROTO = ROOT / "protos" / "beamline.proto"
 
-_FIELD = re.compile(r"\s*(optional |repeated )?([\w.]+|map<[^>]+>) (\w+) = \d+;\s*(?://\s*(.*))?")
-_VALUE = re.compile(r"\s*([A-Z][A-Z0-9_]*) = (\d+);\s*(?://\s*(.*))?")
 _TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _OTHERS = re.compile(r"(<!-- others -->\n).*?(<!-- end of others -->)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Row:
-    name: str
-    kind: str  # empty for the value of an enum
-    comment: str
-
-
-def declared(proto: str) -> dict[str, list[Row]]:
+def declared() -> dict[str, list[Member]]:
     """The fields of every message, and the values of every enum."""
-    found: dict[str, list[Row]] = {}
-    rows: list[Row] = []
-    within, above = "", ""  # the oneof that we are in; a comment that stands in lines of its own
-    for line in proto.splitlines():
-        if begins := re.match(r"(message|enum) (\w+) \{", line):
-            rows = found.setdefault(begins[2], [])
-        elif oneof := re.match(r"\s+oneof (\w+) \{", line):
-            within = f"one of `{oneof[1]}`"
-        elif line.strip() == "}":
-            within = ""
-        elif comment := re.match(r"\s+// (.*)", line):
-            above = f"{above} {comment[1]}".strip()
-            continue
-        elif value := _VALUE.match(line):
-            rows.append(Row(value[1], "", value[3] or above))
-        elif field := _FIELD.match(line):
-            label, kind, name, text = field.groups()
-            kind = f"{'repeated ' if label == 'repeated ' else ''}{kind}"
-            rows.append(Row(name, kind, "; ".join(part for part in (within, text or above) if part)))
-        above = ""
-    return found
+    return {name: each.members for name, each in declarations().items() if each.keyword != "service"}
 
 
-def table(rows: list[Row], known: set[str]) -> str:
+def table(rows: list[Member], known: set[str]) -> str:
     return "\n".join(_lines(rows, known)) + "\n"
 
 
-def _lines(rows: list[Row], known: set[str]) -> Iterator[str]:
+def _lines(rows: list[Member], known: set[str]) -> Iterator[str]:
     fields = any(row.kind for row in rows)
     yield "| field | type | |" if fields else "| value | |"
     yield "|---|---|---|" if fields else "|---|---|"
     for row in rows:
-        comment = re.sub(r"(?<![`\w])(\|)", r"\\|", row.comment)
+        said = "; ".join(part for part in (row.oneof and f"one of `{row.oneof}`", row.comment) if part)
+        comment = re.sub(r"(?<![`\w])(\|)", r"\\|", said)
         kind = re.sub(r"(\w+)$", lambda word: _linked(word[1], known), row.kind)
         yield f"| `{row.name}` | {kind} | {comment} |" if fields else f"| `{row.name}` | {comment} |"
 
@@ -73,7 +45,7 @@ def _linked(kind: str, known: set[str]) -> str:
 
 def page(text: str) -> str:
     """The page with its tables as the contract is now."""
-    messages = declared(PROTO.read_text(encoding="utf-8"))
+    messages = declared()
     text = _OTHERS.sub(r"\1\2", text)
     placed = {name for _, name, _ in _TABLE.findall(text)}
     sections = [f"### {name}\n\n<!-- fields of {name} -->\n<!-- end -->\n" for name in messages if name not in placed]

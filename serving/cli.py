@@ -21,25 +21,30 @@ from importlib import metadata
 from typing import Protocol, cast
 
 from beamline.serving.errors import BeamlineError
-from beamline.version import beamline_version, install_hint
+from beamline.version import beamline_version, needed
 
 GROUP = "beamline.commands"
 FAILED = 2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = 130
 
-# What to install for a module that is missing.
-_EXTRAS = {
-    "onnxruntime": "cpu",
-    "tensorrt": "tensorrt",
-    "cuda": "gpu",
-    "onnx": "cpu",
-    "torch": "cpu,convert",
-    "onnxscript": "cpu,convert",
-    "onnx_ir": "cpu,convert",
-    "safetensors": "cpu,convert",
-    "transformers": "cpu,convert",
-}
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no whole number; write it in digits, as 4") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no number; write it in digits, as 4 or 0.5") from None
+
+
+# What reads an argument of these types: argparse's own words are "invalid int value".
+_NUMBERS = {int: _whole_number, float: _number}
 
 
 class Command(Protocol):
@@ -86,10 +91,12 @@ def _call(name: str, load: Loader, arguments: list[str]) -> int:
     try:
         command = load()
         parser = argparse.ArgumentParser(prog=f"beamline {name}", description=command.HELP)
+        for kind, read in _NUMBERS.items():
+            parser.register("type", kind, read)
         command.add_arguments(parser)
         return command.run(parser.parse_args(arguments))
     except ModuleNotFoundError as error:
-        advice = _missing(error)
+        advice = needed(error)
         if advice is None:
             raise
         return _fail(f"beamline {name} {advice}")
@@ -111,16 +118,7 @@ def _help(load: Loader) -> str:
     try:
         return load().HELP
     except ModuleNotFoundError as error:
-        return _missing(error) or f"can't be loaded: {error}"
-
-
-def _missing(error: ModuleNotFoundError) -> str | None:
-    """What to install, or None where one of our own modules is missing."""
-    module = (error.name or "").partition(".")[0]
-    extra = _EXTRAS.get(module)
-    if extra is None:
-        return None
-    return f"needs {module}, which is not installed: {install_hint(extra)}"
+        return needed(error) or f"can't be loaded: {error}"
 
 
 def _fail(message: str) -> int:

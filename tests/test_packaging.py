@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
+
+import pytest
 
 from beamline.version import DISTRIBUTION
 
@@ -38,6 +42,26 @@ def test_no_requirement_names_the_stranger():
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     names = {re.split(r"[\[<>=!~; ]", line)[0] for line in [*project["dependencies"], *extras]}
     assert "beamline" not in names
+
+
+def test_it_is_imported_beside_a_clone(tmp_path: Path) -> None:
+    """A folder that is called as the package is, and is none, does not come before it."""
+    try:
+        metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        pytest.skip("these sources are not installed")
+    (tmp_path / "beamline").mkdir()
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import beamline; print(beamline.__file__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("__init__.py"), "an environment of before: run make .venv/.ready"
+
+
+def test_every_editable_install_is_by_path() -> None:
+    made = [line for line in (ROOT / "Makefile").read_text().splitlines() if re.search(r"\$\(PIP\).*'\.\[", line)]
+    assert len(made) >= 4
+    assert all("$(EDITABLE)" in line for line in made)
 
 
 def test_no_hint_names_the_stranger():

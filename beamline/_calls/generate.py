@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from beamline._calls.answers import FINISH_REASONS, timings_of, token_of
 from beamline._calls.operation import Operation, Stream
-from beamline._calls.requests import Options, rpc_of, set_field, settings_of, template_of, unsendable
+from beamline._calls.requests import Options, listed, rpc_of, set_fields, settings_of, template_of, unsendable
 from beamline._calls.search_traces import step_of, trace_of
 from beamline.errors import InvalidItem, InvalidRequest
 from beamline.protos import beamline_pb2 as pb
@@ -15,11 +15,12 @@ from beamline.types import ChatMessages, Completion, Generation, GenerationPiece
 
 _GENERATE = rpc_of("GenerateOnce", pb.GenerateRequest, pb.GenerateResponse)
 _GENERATE_STREAM = rpc_of("Generate", pb.GenerateRequest, pb.GenerateReply)
+_PROMPTS = "a string or TokenIds"
 
 
 def generate(prompt: Prompt | Iterable[Prompt], options: Options) -> Operation[Generation]:
     single = isinstance(prompt, str | TokenIds)
-    prompts: list[Any] = [prompt] if single else list(cast(Iterable[Prompt], prompt))
+    prompts: list[Any] = [prompt] if single else list(listed(prompt, "prompt", _PROMPTS))
     template = _generate_template("generate", options)
     items: list[Any] = []
     for index, each in enumerate(prompts):
@@ -57,12 +58,12 @@ def _prompted(template: pb.GenerateRequest, prompt: Prompt) -> pb.GenerateReques
             return request
     except (TypeError, ValueError) as error:
         raise unsendable(prompt) from error
-    raise InvalidRequest(f"the prompt is of type {type(prompt).__name__}; give a string or TokenIds")
+    raise InvalidRequest(f"the prompt is of type {type(prompt).__name__}; give {_PROMPTS}")
 
 
 def _chat_request(messages: ChatMessages, options: Options) -> pb.GenerateRequest:
     request = _generate_template("chat", options, ("add_generation_prompt",))
-    given = [Message("user", messages)] if isinstance(messages, str) else list(messages)
+    given = [Message("user", messages)] if isinstance(messages, str) else list(listed(messages, "chat", "a Message"))
     for index, each in enumerate(given):
         try:
             if isinstance(each, Message):
@@ -77,17 +78,14 @@ def _chat_request(messages: ChatMessages, options: Options) -> pb.GenerateReques
                 f"message {index} of the chat must be a Message, or have the keys 'role' and 'content' with texts"
             ) from error
     request.chat.SetInParent()
-    if "add_generation_prompt" in options:
-        set_field(request.chat, "add_generation_prompt", options["add_generation_prompt"])
+    set_fields(request.chat, ("add_generation_prompt",), options)
     return request
 
 
 def _generate_template(method: str, options: Options, also: Sequence[str] = ()) -> pb.GenerateRequest:
     known = [field.name for field in pb.GenerationOptions.DESCRIPTOR.fields]
     request = template_of(method, pb.GenerateRequest(), options, (), also=[*known, *also])
-    for name in known:
-        if name in options:
-            set_field(request.options, name, options[name])
+    set_fields(request.options, known, options)
     return request
 
 

@@ -29,15 +29,20 @@ def items_of(given: Input | Iterable[Input]) -> tuple[bool, list[Any]]:
     """If it was one item, and the items as messages."""
     if isinstance(given, str | TokenIds | Features):
         return True, [_input(given)]
-    if not isinstance(given, Iterable):
-        raise InvalidRequest(f"the text is of type {type(given).__name__}; give {_INPUTS}, or a list of them")
     items: list[Any] = []
-    for index, each in enumerate(given):
+    for index, each in enumerate(listed(given, "text", _INPUTS)):
         try:
             items.append(_input(each))
         except InvalidRequest as error:
             items.append(InvalidItem(f"item {index}: {error}", index))
     return False, items
+
+
+def listed(given: Any, what: str, kinds: str) -> Iterable[Any]:
+    """What was given as a list. Bytes would be a list of numbers, and a mapping one of its keys."""
+    if isinstance(given, Iterable) and not isinstance(given, bytes | bytearray | memoryview | Mapping):
+        return given
+    raise InvalidRequest(f"the {what} is of type {type(given).__name__}; give {kinds}, or a list of them")
 
 
 _INPUTS = "a string, TokenIds or Features"
@@ -85,12 +90,18 @@ def template_of(
             raise TypeError(
                 f"{method}() got an unexpected keyword argument {name!r}; it knows {', '.join(sorted(known))}"
             )
-    for name in ("model", *fields):
-        if name in options:
-            set_field(request, name, options[name])
-    version = options.get("version", "")
-    set_field(request, "version", str(version) if type(version) is int else version)
+    set_fields(request, ("model", *fields), options)
+    version = options.get("version")
+    if version is not None:
+        set_field(request, "version", str(version) if type(version) is int else version)
     return request
+
+
+def set_fields(message: Any, names: Iterable[str], options: Options) -> None:
+    """Those that are given. None is left out: so whoever wraps a method can pass its own defaults on."""
+    for name in names:
+        if options.get(name) is not None:
+            set_field(message, name, options[name])
 
 
 _ENUMS: dict[str, dict[Any, int]] = {

@@ -11,7 +11,7 @@ from beamline._calls.requests import (
     Options,
     items_of,
     rpc_of,
-    set_field,
+    set_fields,
     settings_of,
     template_of,
     with_items,
@@ -48,8 +48,8 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
     def piece(reply: pb.TranslateReply) -> TranslationPiece:
         whole = reply.HasField("translation")
         model, version = (
-            str(options.get("model", "")),
-            str(options.get("version", "")),
+            str(options.get("model") or ""),
+            str(options.get("version") or ""),
         )  # as asked for: a reply has none
         return TranslationPiece(
             reply.input,
@@ -71,9 +71,7 @@ def translate_stream(text: Input | Iterable[Input], options: Options) -> Stream[
 def _translate_template(options: Options) -> pb.TranslateRequest:
     known = [field.name for field in pb.DecodingOptions.DESCRIPTOR.fields]
     request = template_of("translate", pb.TranslateRequest(), options, LANGUAGES, also=known)
-    for name in known:
-        if name in options:
-            set_field(request.options, name, options[name])
+    set_fields(request.options, known, options)
     return request
 
 

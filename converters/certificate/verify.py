@@ -8,10 +8,10 @@ give the original's log-probabilities. One comparison goes to the model's limit 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from beamline.converters.certificate.long_sequences import compare_long
 from beamline.converters.certificate.original import log_probs, plain_beams
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
+from beamline.converters.certificate.progress import Each, silently
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from beamline.converters.certificate.precision import PrecisionCheck
+    from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
     from beamline.converters.passes.calibration import Calibration
     from beamline.converters.tasks.generation import LoadedModel
 
@@ -44,6 +46,17 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class VocabularyCheck:
+    """One side's tokenizer, where source and target have each their own."""
+
+    side: Literal["source", "target"]
+    words: int  # of the tokenizer
+    rows: int  # of the embedding
+    exact_share: float  # of the lines, against the original tokenizer
+    example: str | None  # a text whose ids the user knows, and which came out as they are
+
+
+@dataclass(frozen=True)
 class Certificate(ParityCertificate):
     max_log_prob_difference: float
     beam_exact_share: float
@@ -54,6 +67,7 @@ class Certificate(ParityCertificate):
     lines_compared: int
     tolerance: Tolerance
     created_with: dict[str, str]
+    vocabularies: tuple[VocabularyCheck, ...] = ()  # source and target, where they have each their own tokenizer
     lowered: PrecisionCheck | None = None  # where the verified graphs were then brought to another precision
     calibration: Calibration | None = None  # where activations got fixed scales
 
@@ -76,6 +90,9 @@ class Certificate(ParityCertificate):
                 f">= {self.tolerance.text_exact:.0%}",
             ),
         ]
+        for each in self.vocabularies:
+            compared = f"the {each.side}'s, of {each.words} words and {each.rows} rows"
+            rows.append((compared, f"{each.exact_share:.2%}", f">= {self.tolerance.text_exact:.0%}"))
         if self.lowered is not None:
             rows += self.lowered.rows()
         if self.calibration is not None:
@@ -93,19 +110,21 @@ class Certificate(ParityCertificate):
         return found
 
 
-def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance) -> Certificate:
+def verify(
+    folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance, each: Each = silently
+) -> Certificate:
     graphs = GraphRunner(folder, manifest)
     cases = _random_cases(manifest)
-    difference = _score_difference(graphs, loaded, cases, manifest)
+    difference = _score_difference(graphs, loaded, cases, manifest, each)
     compared = exact = ties = 0
     for width in BEAM_WIDTHS:
         if width > manifest.limits.max_beam_size:
             continue
         steps = _steps(manifest)
-        expected = [plain_beams(loaded, case, width, steps) for case in cases]
-        alone = [graphs.beams([case], width, steps)[0] for case in cases]
         batched = graphs.beams(cases, width, steps)
-        for (want, margin), *found in zip(expected, alone, batched, strict=True):
+        for case, together in each(f"beam width {width}", list(zip(cases, batched, strict=True))):
+            want, margin = plain_beams(loaded, case, width, steps)
+            found = (graphs.beams([case], width, steps)[0], together)
             for got in found:
                 compared += 1
                 if got.sequences == want.sequences:
@@ -114,18 +133,20 @@ def verify(folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tol
                 elif margin < TIE:
                     exact += 1
                     ties += 1
-    longest = compare_long(graphs, loaded, cases[0], TIE)
+    [longest] = (compare_long(graphs, loaded, case, TIE) for case in each("the longest sequence", cases[:1]))
     lines = parity_lines(TEXT_LINES)
+    text_exact_share, vocabularies = _compare_text(folder, manifest, loaded, each("ids and text", lines))
     certificate = Certificate(
         max_log_prob_difference=max(difference, longest.difference),
         beam_exact_share=(exact + longest.exact) / (compared + longest.compared),
         beams_compared=compared + longest.compared,
         ties=ties + longest.ties,
         longest_compared=longest.tokens,
-        text_exact_share=_text_exact_share(folder, manifest, loaded, lines),
+        text_exact_share=text_exact_share,
         lines_compared=len(lines),
         tolerance=tolerance,
         created_with=manifest.created_with,
+        vocabularies=vocabularies,
     )
     certificate.check()
     return certificate
@@ -153,7 +174,9 @@ def _random_cases(manifest: Manifest) -> list[Case]:
     return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
-def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest) -> float:
+def _score_difference(
+    graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest, each: Each
+) -> float:
     """The score graph over random targets, all in one batch, against the original one by one."""
     random = np.random.default_rng(1)
     text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
@@ -164,7 +187,7 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
     targets, labels = text[:, :-1], text[:, 1:]
     found = graphs.token_log_probs(cases, targets, labels)
     difference = 0.0
-    for row, case in enumerate(cases):
+    for row, case in each("scores", list(enumerate(cases))):
         expected = log_probs(loaded, case.source, [targets[row].tolist()])[0]
         wanted = expected.gather(1, torch.tensor(labels[row])[:, None])[:, 0].numpy()
         difference = max(difference, float(np.abs(found[row] - wanted).max()))
@@ -174,17 +197,33 @@ def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[
 # -- the tokenizers ------------------------------------------------------------------------------------------------
 
 
-def _text_exact_share(folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Sequence[str]) -> float:
-    source = TextTokenizer.load(folder / manifest.tokenizers.source.file)
-    target = TextTokenizer.load(folder / manifest.tokenizers.target.file)
+class _Side:
+    """One side's tokenizer as it will be served, beside the original."""
 
-    def same(line: str) -> bool:
-        ids = loaded.source_tokenizer.encode(line)
-        target_ids = loaded.target_tokenizer.encode(line)
-        return (
-            source.encode(line) == ids
-            and target.encode(line) == target_ids
-            and target.decode(target_ids) == loaded.target_tokenizer.decode(target_ids)
-        )
+    def __init__(self, served: TextTokenizer, original: OriginalTokenizer, *, decodes: bool) -> None:
+        self.served, self.original, self.decodes = served, original, decodes
 
-    return sum(map(same, lines)) / len(lines)
+    def same(self, line: str) -> bool:
+        ids = self.original.encode(line)
+        if self.served.encode(line) != ids:
+            return False
+        return not self.decodes or self.served.decode(ids) == self.original.decode(ids)
+
+
+def _compare_text(
+    folder: Path, manifest: Manifest, loaded: LoadedModel, lines: Iterable[str]
+) -> tuple[float, tuple[VocabularyCheck, ...]]:
+    """The share of lines that are the same on both sides, and each side's, where there are two vocabularies."""
+    files, vocabulary, examples = manifest.tokenizers, manifest.vocabulary, loaded.examples
+    source = _Side(TextTokenizer.load(folder / files.source.file), loaded.source_tokenizer, decodes=False)
+    target = _Side(TextTokenizer.load(folder / files.target.file), loaded.target_tokenizer, decodes=True)
+    found = [(source.same(line), target.same(line)) for line in lines]
+    share = sum(map(all, found)) / len(found)
+    if loaded.source_tokenizer is loaded.target_tokenizer:
+        return share, ()
+    sources, targets = (sum(side) / len(found) for side in zip(*found, strict=True))
+    read, written = (examples.source.text, examples.target.text) if examples else (None, None)
+    return share, (
+        VocabularyCheck("source", source.served.vocab_size, vocabulary.source_size, sources, read),
+        VocabularyCheck("target", target.served.vocab_size, vocabulary.target_size, targets, written),
+    )

@@ -19,6 +19,7 @@ from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 Parts = TypeVar("Parts", bound=BaseModel)
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+WEIGHT_SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -52,6 +53,17 @@ def read_weights(folder: Path, names: tuple[str, ...] = WEIGHT_FILES) -> dict[st
     if not isinstance(tensors, dict) or not all(isinstance(each, Tensor) for each in tensors.values()):
         raise ConversionError(f"{path} can't be read as weights: it must hold tensors by their names")
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def named_weights(folder: Path, name: str | None) -> tuple[str, ...]:
+    """The file that a parts file names for `read_weights`; where it names none, the usual one or the only one."""
+    if name is not None:
+        return (name,)
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    usual = [each for each in WEIGHT_FILES if each in found]
+    if len(found) > 1 and not usual:
+        raise ConversionError(f'{folder} has several files of weights; "weights" must name one of {", ".join(found)}')
+    return tuple(usual or found) or WEIGHT_FILES
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str, theirs: Mapping[str, str] | None = None) -> None:

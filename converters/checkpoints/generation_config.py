@@ -30,7 +30,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "dola_layers": (),
 }
-_NEVER_SAMPLES = {"do_sample": (False,), **_NEUTRAL, "stop_strings": ()}
+_NO_STOPS = {"stop_strings": ()}
 # At an encoder-decoder's first token; a language model's first token stands behind a prompt.
 _NO_BEGINNING = {"forced_bos_token_id": ()}
 _NEUTRAL_SAMPLING = {"typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": ()}
@@ -45,7 +45,8 @@ def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> Dec
     values = {"max_length": longest + 1 if longest else content.get("max_length") or limits.max_target_length}
     if shortest:
         values["min_length"] = max(shortest + 1, content.get("min_length") or 0)
-    return _defaults(content, _NEVER_SAMPLES, values, limits, what)
+    sampled, never = _sampling(content, what)
+    return _defaults(content, {**_NEUTRAL, **_NO_STOPS, **never}, values | sampled, limits, what)
 
 
 def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
@@ -56,18 +57,23 @@ def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> Dec
     stops = content.get("stop_strings") or ()
     values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     neutral = {**_NEUTRAL, **_NO_BEGINNING}
-    beams = content.get("num_beams") or 1
-    if content.get("do_sample") and beams > 1:
-        reason = f"generation settings do_sample and num_beams {beams}: beams that are drawn are not supported"
-        raise UnsupportedCheckpoint(what, [reason])
+    sampled, never = _sampling(content, what)
+    if content.get("do_sample"):
+        never = {**never, "forced_eos_token_id": ()}
+    return _defaults(content, {**neutral, **never}, values | sampled, limits, what)
+
+
+def _sampling(content: dict[str, Any], what: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """What a checkpoint says of sampling, and what it may not say where it samples."""
     stated = {name: content[name] for name in ("top_k", "top_p", "min_p") if content.get(name) is not None}
     if not content.get("do_sample"):
-        return _defaults(content, neutral, values | stated, limits, what)
+        return stated, {}
+    if (beams := content.get("num_beams") or 1) > 1:
+        reason = f"generation settings do_sample and num_beams {beams}: beams that are drawn are not supported"
+        raise UnsupportedCheckpoint(what, [reason])
     temperature = content.get("temperature")
-    values["temperature"] = 1.0 if temperature is None else temperature
-    values["top_k"] = 50  # theirs, where a checkpoint that samples says nothing
-    never = {**neutral, **_NEUTRAL_SAMPLING, "forced_eos_token_id": ()}
-    return _defaults(content, never, values | stated, limits, what)
+    # Theirs is 50, where a checkpoint that samples says nothing.
+    return {"temperature": 1.0 if temperature is None else temperature, "top_k": 50, **stated}, _NEUTRAL_SAMPLING
 
 
 def _defaults(

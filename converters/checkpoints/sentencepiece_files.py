@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,22 @@ def from_sentencepiece(path: str | Path, *, add_eos: bool, add_bos: bool = False
     )
 
 
+def marian_original(directory: Path) -> Any:
+    """Hugging Face's own tokenizer: only it knows which of its files, in which version, declare a token special."""
+    from transformers import MarianTokenizer  # it takes seconds to import, and other families don't need it
+
+    with warnings.catch_warnings():
+        # sacremoses normalises punctuation only where somebody calls `normalize`, which encoding does not.
+        warnings.filterwarnings("ignore", "Recommended: pip install sacremoses")
+        return MarianTokenizer.from_pretrained(directory, local_files_only=True)
+
+
 def from_marian(directory: str | Path) -> tuple[ConvertedTokenizer, ConvertedTokenizer]:
     """(source, target) of a Hugging Face Marian directory."""
-    # Only Hugging Face knows which of its files, in which version, declare a token special.
-    from transformers import MarianTokenizer
-
     directory = Path(directory)
     _, source_model = _read(directory / "source.spm")
     _, target_model = _read(directory / "target.spm")
-    original: Any = MarianTokenizer.from_pretrained(directory, local_files_only=True)
+    original = marian_original(directory)
     reasons = [
         f"its token {token.content!r} takes its surroundings with it (lstrip, rstrip, single_word)"
         for token in original.added_tokens_decoder.values()

@@ -52,7 +52,10 @@ class Source:
 
 def _download_hint(path: Path) -> str:
     """For what looks like a name on a model hub."""
-    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", "..") or path.parent.exists():
+    hub = str(path).partition("huggingface.co/")[2]  # an address: a path has lost one of its slashes
+    if hub.count("/") >= 1:
+        path = Path(*hub.split("/")[:2])
+    elif path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", "..") or path.parent.exists():
         return ""
     return (
         f"; if it is a model's name on the Hugging Face hub, download it first: "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beamline.converters.checkpoints.files import fill, read_json, read_weights
 from beamline.converters.checkpoints.generation_config import decoding_defaults
-from beamline.converters.checkpoints.sentencepiece_files import ConvertedTokenizer, from_marian
+from beamline.converters.checkpoints.sentencepiece_files import ConvertedTokenizer, from_marian, marian_original
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
 from beamline.converters.loaders.bart_weights import map_layers
 from beamline.converters.loaders.reference import limits_for
@@ -52,8 +52,6 @@ class MarianConverter(GenerationConverter):
     description = "Hugging Face Marian directories: OPUS-MT and its kin"
 
     def load(self) -> LoadedModel:
-        from transformers import MarianTokenizer  # it takes seconds to import, and other families don't need it
-
         content = read_json(self.source / "config.json")
         generation_file = self.source / "generation_config.json"
         generation = read_json(generation_file) if generation_file.is_file() else content
@@ -79,7 +77,7 @@ class MarianConverter(GenerationConverter):
         eos_ids = tuple(eos_ids) if isinstance(eos_ids, list) else (eos_ids,)
         limits = limits_for(config.decoder.max_positions, config.decoder.vocab_size)
         source, target = from_marian(self.source)
-        original = MarianTokenizer.from_pretrained(self.source, local_files_only=True)
+        original = marian_original(self.source)
         languages = target_in_source(_target_languages(original.encoder))
         return LoadedModel(
             model=EncoderDecoderSteps(model),

@@ -19,7 +19,7 @@ from beamline.converters.own.steps import OwnSteps
 from beamline.converters.own.trace import check_traceable
 from beamline.converters.tasks.generation import GenerationConverter, LoadedModel, search_constants
 from beamline.serving.contract.manifest import Limits, Vocabulary
-from beamline.serving.errors import ConversionError
+from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 
 
 class OwnModuleConverter(GenerationConverter):
@@ -61,6 +61,12 @@ class OwnModuleConverter(GenerationConverter):
         return loaded
 
     def _loaded(self, module: nn.Module, steps: OwnSteps, settings: Settings) -> LoadedModel:
+        sizes = settings.source_vocab_size, settings.target_vocab_size
+        if self.target_tokenizer is None and sizes[0] != sizes[1]:
+            raise UnsupportedCheckpoint(
+                str(self.source),
+                [f"it reads {sizes[0]} words and writes {sizes[1]}, two vocabularies: add --target-tokenizer"],
+            )
         source_tokenizer = read_tokenizer(self.tokenizer)
         candidates = max(2, 1 + len(settings.eos_ids))  # of each beam, all of them different words
         limits = Limits(

@@ -2,7 +2,7 @@
 
     {
       "family": "recurrent_language",
-      "weights": "model.safetensors",
+      "weights": "model.safetensors",          or .npz, .pt, .pth; may be left out where there is only one
       "tokenizer": "tokenizer.json",    or a sentencepiece model
       "embedding": "encoder",           what the state dict calls its nn.Embedding,
       "rnn": "rnn",                     its nn.LSTM (or RNN, GRU),
@@ -29,7 +29,14 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from beamline.converters.checkpoints.files import every_reason, fill, read_json, read_weights, reasons_of
+from beamline.converters.checkpoints.files import (
+    every_reason,
+    fill,
+    named_weights,
+    read_json,
+    read_weights,
+    reasons_of,
+)
 from beamline.converters.checkpoints.source import Source
 from beamline.converters.checkpoints.tokenizers import read_tokenizer
 from beamline.converters.modules.recurrent.language_model import (
@@ -52,7 +59,7 @@ class RecurrentLanguageParts:
     embedding: str = "embedding"
     rnn: str = "rnn"
     output: str = "output"
-    weights: str = "model.safetensors"
+    weights: str | None = None
     tokenizer: str = "tokenizer.json"  # or a sentencepiece model
     description: str = ""
 
@@ -76,7 +83,7 @@ class RecurrentLanguageConverter(GenerationConverter):
     def load(self) -> LoadedModel:
         content = read_json(self.config)
         parts = self._parts(content)
-        tensors = read_weights(self.source, (parts.weights,))
+        tensors = read_weights(self.source, named_weights(self.source, parts.weights))
         needed = {"embedding": f"{parts.embedding}.weight", "rnn": f"{parts.rnn}.weight_hh_l0"}
         missing = [
             f"{self.config.name}: {field} is {getattr(parts, field)!r}, which the weights don't have"

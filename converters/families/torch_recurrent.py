@@ -2,7 +2,7 @@
 
     {
       "family": "torch_recurrent",
-      "weights": "model.safetensors",
+      "weights": "model.safetensors",          or .npz, .pt, .pth; may be left out where there is only one
       "tokenizer": "spm.model",                 or a tokenizer.json
       "encoder": "encoder.rnn",                 where the nn.GRU (or RNN, LSTM) is in the state dict
       "decoder": "decoder.rnn",                 the same; or an nn.GRUCell (RNNCell, LSTMCell), or a list of them
@@ -33,13 +33,16 @@ weights.
 A model that reads feature vectors (an image's grid, frames) says how many values each has, "source_features", instead
 of "source_embedding"; "feature_projection" names an nn.Linear that they go through first, and "encoder" may be left
 out. `examples/show_attend_tell.json` is such a config.
+
+Where source and target have two embeddings, "source_tokenizer", "target_tokenizer", "source_example" and
+"target_example" stand in the place of "tokenizer": see `torch_transformer.py`.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.checkpoints.files import fill, named_weights, read_parts, read_weights
 from beamline.converters.loaders.named_parts import NamedPartsConverter
 from beamline.converters.loaders.torch_recurrent_original import Linear, Original
 from beamline.converters.loaders.torch_recurrent_state_dict import RecurrentStateDict, TorchRecurrentParts
@@ -56,7 +59,8 @@ class TorchRecurrentConverter(NamedPartsConverter):
 
     def load(self) -> LoadedModel:
         parts = read_parts(TorchRecurrentParts, self.config)
-        state_dict = RecurrentStateDict(parts, read_weights(self.source, (parts.weights,)), self.config.name)
+        tensors = read_weights(self.source, named_weights(self.source, parts.weights))
+        state_dict = RecurrentStateDict(parts, tensors, self.config.name)
         if state_dict.reasons:
             raise UnsupportedCheckpoint(str(self.source), state_dict.reasons)
         config = state_dict.config()

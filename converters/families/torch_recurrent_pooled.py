@@ -2,7 +2,7 @@
 
     {
       "family": "torch_recurrent_pooled",
-      "weights": "model.safetensors",
+      "weights": "model.safetensors",          or .npz, .pt, .pth; may be left out where there is only one
       "tokenizer": "spm.model",           or a tokenizer.json
       "embedding": "embedding.weight",
       "encoder": "lstm",                  where the nn.LSTM (or RNN, GRU) is in the state dict
@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.checkpoints.files import fill, named_weights, read_parts, read_weights
 from beamline.converters.checkpoints.source import Source
 from beamline.converters.checkpoints.tokenizers import read_tokenizer
 from beamline.converters.loaders.pooled_settings import pooled_settings
@@ -45,7 +45,7 @@ class TorchRecurrentPooledParts(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     family: str
-    weights: str = "model.safetensors"
+    weights: str | None = None
     tokenizer: str = "spm.model"
     embedding: str
     encoder: str
@@ -81,7 +81,7 @@ class TorchRecurrentPooledConverter(PoolingConverter):
 
     def load(self) -> LoadedPooledModel:
         parts = read_parts(TorchRecurrentPooledParts, self.config)
-        found = NamedTensors(read_weights(self.source, (parts.weights,)), self.config.name)
+        found = NamedTensors(read_weights(self.source, named_weights(self.source, parts.weights)), self.config.name)
         embedding = found.tensor("embedding", parts.embedding)
         stack = found.stack("encoder", parts.encoder, parts.nonlinearity)
         fields = ("query", "query_projection", "head", "output")

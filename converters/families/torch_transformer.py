@@ -2,7 +2,7 @@
 
     {
       "family": "torch_transformer",
-      "weights": "model.safetensors",
+      "weights": "model.safetensors",          or .npz, .pt, .pth; may be left out where there is only one
       "tokenizer": "spm.model",                or a tokenizer.json
       "transformer": "t",                      where the nn.Transformer is in the state dict
       "source_embedding": "e.weight",
@@ -18,8 +18,20 @@
       "source_eos": true                       whether the source ends with the end token
     }
 
+Sinusoidal positions that a module keeps as a buffer may be among the weights; they are compared with the formula.
+
 Optional: "output_bias", "source_positions", "target_positions", "layer_norm_eps", "decoding" (decoding defaults),
 "source_language", "target_language", "description". Widths and depths are read off the weights.
+
+A model with two embeddings may have two vocabularies, and nothing in its weights says which is whose. Such a file has
+neither "tokenizer" nor a default for it, but
+
+      "source_tokenizer": "source.json", "target_tokenizer": "target.json",       the same file twice: one vocabulary
+      "source_example": {"text": "Save the file.", "ids": [17, 4, 92, 3]},        all that the encoder reads
+      "target_example": {"text": "Sichern.", "ids": [40, 8]}                      the words alone
+
+The examples are what the code of the training makes of two texts. A conversion whose tokenizers make something else of
+them, or whose examples could not tell the two apart, is refused.
 """
 
 from __future__ import annotations
@@ -32,12 +44,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from beamline.converters.checkpoints.files import fill, read_parts, read_weights
+from beamline.converters.checkpoints.files import fill, named_weights, read_parts, read_weights
 from beamline.converters.loaders.named_parts import EncoderDecoderParts, NamedPartsConverter
+from beamline.converters.modules.transformer.embedding import sinusoidal_table
 from beamline.converters.modules.transformer.reference import Transformer, TransformerConfig
 from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
 from beamline.converters.tasks.generation import LoadedModel
 from beamline.serving.errors import UnsupportedCheckpoint
+
+_SAME_POSITIONS = 1e-3  # sines of large numbers differ that much by how their argument was computed
 
 
 class TorchTransformerParts(EncoderDecoderParts):
@@ -60,13 +75,15 @@ class TorchTransformerConverter(NamedPartsConverter):
 
     def load(self) -> LoadedModel:
         parts = read_parts(TorchTransformerParts, self.config)
-        tensors = read_weights(self.source, (parts.weights,))
+        tensors = read_weights(self.source, named_weights(self.source, parts.weights))
         reasons = [
             f"{self.config.name}: {name} is {tensor!r}, which the weights don't have"
             for name, tensor in _named(parts).items()
             if tensor not in tensors
         ]
         prefix = f"{parts.transformer}." if parts.transformer else ""
+        if not reasons:
+            tensors, reasons = _without_position_buffers(parts, tensors, prefix, self.config.name)
         if f"{prefix}encoder.layers.0.linear1.weight" not in tensors:
             reasons.append(f"{self.config.name}: there is no nn.Transformer at {parts.transformer!r}")
         if reasons:
@@ -94,6 +111,40 @@ def _named(parts: TorchTransformerParts) -> dict[str, str]:
         "target_positions",
     )
     return {field: name for field in fields if (name := getattr(parts, field)) is not None}
+
+
+def _table(tensor: Tensor) -> Tensor:
+    """[positions, width], as which many modules keep [positions, 1, width] or [1, positions, width]."""
+    return tensor.squeeze(1 if tensor.shape[1] == 1 else 0) if tensor.dim() == 3 else tensor
+
+
+def _without_position_buffers(
+    parts: TorchTransformerParts, tensors: dict[str, Tensor], prefix: str, file: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Sinusoidal positions are computed, but a module that keeps them as a buffer saves them with its weights. Such a
+    table is left out if it is what `positions` says; if it isn't, that is a reason against the checkpoint."""
+    if not parts.positions.startswith("sinusoidal"):
+        return tensors, []
+    width = tensors[parts.target_embedding].shape[1]
+    others = {parts.source_embedding, parts.target_embedding, parts.output, parts.output_bias}
+    tables = {
+        name: table
+        for name, tensor in tensors.items()
+        if name not in others and not (prefix and name.startswith(prefix)) and tensor.dim() in (2, 3)
+        if (table := _table(tensor)).dim() == 2 and table.shape[1] == width
+    }
+    reasons = []
+    for name, table in tables.items():
+        length = min(parts.max_positions, len(table))
+        if len(table) < parts.max_positions:
+            reasons.append(f"{file}: max_positions is {parts.max_positions}, but {name} has only {len(table)}")
+        formula = sinusoidal_table(parts.positions, length, width)
+        if not torch.allclose(table[:length], formula, rtol=0, atol=_SAME_POSITIONS):
+            reasons.append(
+                f"{name} is not the table of {parts.positions} positions: if it holds positions, name it as "
+                'source_positions and target_positions, with "positions": "learned"'
+            )
+    return {name: tensor for name, tensor in tensors.items() if name not in tables}, reasons
 
 
 def _depth(tensors: dict[str, Tensor], stack: str) -> int:
@@ -162,8 +213,8 @@ def _mapped(
     if parts.output_bias:
         mapped["output.bias"] = tensors[parts.output_bias]
     for side, name in (("source", parts.source_positions), ("target", parts.target_positions)):
-        if name:
-            mapped[f"{side}_embedding.table"] = tensors[name][: config.max_positions]
+        if name and config.positions == "learned":
+            mapped[f"{side}_embedding.table"] = _table(tensors[name])[: config.max_positions]
     named = set(_named(parts).values())
     for name, tensor in tensors.items():
         if name not in named:

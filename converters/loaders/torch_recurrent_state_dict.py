@@ -19,7 +19,6 @@ _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class TorchRecurrentParts(EncoderDecoderParts):
-    source_embedding: str | None = None
     source_features: int = 0
     feature_projection: str | None = None
     encoder: str | None = None

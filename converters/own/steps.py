@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from beamline.converters.modules.loop import over_time
 from beamline.converters.modules.search.tree import Tree
+from beamline.converters.own.layers import trace_as_cells
 from beamline.converters.own.protocol import OwnModule, Step, Stepped
 from beamline.serving.contract.manifest import StateKind, StateTensor
 
@@ -19,6 +20,7 @@ class OwnSteps(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        trace_as_cells(module)
         self.own = cast(OwnModule, module)
         declared = list(self.own.states())
         self.memories = [tensor for tensor in declared if tensor.kind is StateKind.MEMORY]

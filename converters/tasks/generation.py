@@ -13,6 +13,7 @@ from beamline.converters.certificate.text_cases import documentation_cases
 from beamline.converters.certificate.verify import Certificate, Tolerance, verify
 from beamline.converters.checkpoints.files import every_reason
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
+from beamline.converters.checkpoints.vocabularies import Examples, problems
 from beamline.converters.conversion import Conversion, Draft, versions
 from beamline.converters.export import ExportedFiles, export_graphs
 from beamline.converters.modules.graphs import SearchConstants
@@ -30,6 +31,8 @@ from beamline.serving.contract.manifest import (
     Vocabulary,
     Weights,
 )
+from beamline.serving.errors import UnsupportedCheckpoint
+from beamline.serving.text.tokenizer import TextTokenizer
 
 _NO_FILE = File(file="", sha256="")
 
@@ -62,6 +65,7 @@ class LoadedModel:
     source_languages: tuple[str, ...] = ()
     target_languages: tuple[str, ...] = ()
     languages: Languages | None = None
+    examples: Examples | None = None  # where nothing else says which vocabulary is whose
     description: str = ""
     chat: Chat = NO_CHAT
 
@@ -96,10 +100,11 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
         files = export_graphs(loaded.model, search_constants(loaded), folder, draft.advance)
         manifest = self._manifest(draft, loaded, files, tokenizers)
         draft.advance("verify")
-        certificate = verify(folder, manifest, loaded, tolerance or Tolerance())
+        certificate = verify(folder, manifest, loaded, tolerance or Tolerance(), draft.each)
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
             text = typical or documentation_cases(folder, manifest)
-            manifest, check = lower(folder, manifest, draft.precision, text)
+            for precision in draft.each(f"{draft.precision} beside float32", [draft.precision]):
+                manifest, check = lower(folder, manifest, precision, text)
             certificate = replace(certificate, lowered=check)
         if typical:
             manifest, calibration = calibrate(folder, manifest, typical)
@@ -107,14 +112,21 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
         return manifest, certificate
 
     def _save_tokenizers(self, loaded: LoadedModel, folder: Path) -> Tokenizers:
-        source, target = loaded.vocabulary.source_size, loaded.vocabulary.target_size
-        if loaded.source_tokenizer is loaded.target_tokenizer:
-            shared = self.save_tokenizer(loaded.source_tokenizer, folder / "tokenizer.json", min(source, target))
-            return Tokenizers(source=shared, target=shared)
-        return Tokenizers(
-            source=self.save_tokenizer(loaded.source_tokenizer, folder / "source_tokenizer.json", source),
-            target=self.save_tokenizer(loaded.target_tokenizer, folder / "target_tokenizer.json", target),
-        )
+        shared = loaded.source_tokenizer is loaded.target_tokenizer
+        sizes = loaded.vocabulary.source_size, loaded.vocabulary.target_size
+        if shared:
+            file = self.save_tokenizer(loaded.source_tokenizer, folder / "tokenizer.json", min(sizes))
+            saved = Tokenizers(source=file, target=file)
+        else:
+            saved = Tokenizers(
+                source=self.save_tokenizer(loaded.source_tokenizer, folder / "source_tokenizer.json", sizes[0]),
+                target=self.save_tokenizer(loaded.target_tokenizer, folder / "target_tokenizer.json", sizes[1]),
+            )
+        if loaded.examples is not None:
+            served = (TextTokenizer.load(folder / each.file) for each in (saved.source, saved.target))
+            if reasons := problems(loaded.examples, *served, shared=shared):
+                raise UnsupportedCheckpoint(str(self.source), reasons)
+        return saved
 
     def _manifest(self, draft: Draft, loaded: LoadedModel, files: ExportedFiles, tokenizers: Tokenizers) -> Manifest:
         with every_reason(self.source):

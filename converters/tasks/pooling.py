@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from beamline.converters.certificate.long_sequences import LONGEST
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
+from beamline.converters.certificate.progress import Each, silently
 from beamline.converters.certificate.verify import LENGTHS, TEXT_LINES, TIE
 from beamline.converters.checkpoints.files import every_reason
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
@@ -93,7 +94,7 @@ class PoolingConverter(Conversion[LoadedPooledModel, PooledTolerance, PooledMani
         _export(loaded, folder)
         manifest = self._manifest(draft, loaded, tokenizer, complete=True)
         draft.advance("verify")
-        return manifest, verify_pooled(folder, manifest, loaded, tolerance or PooledTolerance())
+        return manifest, verify_pooled(folder, manifest, loaded, tolerance or PooledTolerance(), draft.each)
 
     def _manifest(self, draft: Draft, loaded: LoadedPooledModel, tokenizer: File, complete: bool) -> PooledManifest:
         """An incomplete one has no graph yet: better refused now than after the export."""
@@ -128,7 +129,11 @@ def _export(loaded: LoadedPooledModel, folder: Path) -> None:
 
 
 def verify_pooled(
-    folder: Path, manifest: PooledManifest, loaded: LoadedPooledModel, tolerance: PooledTolerance
+    folder: Path,
+    manifest: PooledManifest,
+    loaded: LoadedPooledModel,
+    tolerance: PooledTolerance,
+    each: Each = silently,
 ) -> PooledCertificate:
     """The graph against the original, every request alone and all of them in one batch."""
     session = ort.InferenceSession(str(folder / GRAPH_FILE), providers=["CPUExecutionProvider"])
@@ -137,10 +142,10 @@ def verify_pooled(
     lengths = [length for length in LENGTHS if length <= manifest.max_source_length]
     lengths.append(min(LONGEST, manifest.max_source_length))
     sources = [random.choice(words, length).tolist() for length in lengths]
-    expected = [_original(loaded, source) for source in sources]
     batched = _run(session, sources, manifest.pad_id)
     difference, same, compared = 0.0, 0, 0
-    for row, (source, wanted) in enumerate(zip(sources, expected, strict=True)):
+    for row, source in each("outputs", list(enumerate(sources))):
+        wanted = _original(loaded, source)
         alone = {name: values[0] for name, values in _run(session, [source], manifest.pad_id).items()}
         for found in (alone, {name: values[row] for name, values in batched.items()}):
             difference = max(difference, *(_difference(found[name], wanted[name]) for name in wanted))
@@ -148,7 +153,7 @@ def verify_pooled(
             compared += 1
     lines = parity_lines(TEXT_LINES)
     tokenizer = TextTokenizer.load(folder / manifest.tokenizer.file)
-    exact = sum(tokenizer.encode(line) == loaded.tokenizer.encode(line) for line in lines)
+    exact = sum(tokenizer.encode(line) == loaded.tokenizer.encode(line) for line in each("ids", lines))
     certificate = PooledCertificate(
         max_difference=difference,
         label_exact_share=same / compared,

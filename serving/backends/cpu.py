@@ -25,6 +25,7 @@ from beamline.serving.contract.backend import REPORTED, Floats, Ints, Shape, Sta
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.shortlist import load_lexicon
 from beamline.serving.errors import ModelError
+from beamline.serving.rewrites.blocked_topk import with_blocked_topk
 from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
 from beamline.serving.rewrites.quantized import with_quantized_operators
 from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
@@ -63,7 +64,7 @@ class CpuBackend(SlotBackend):
             narrow = with_shortlist(read_graph(path), manifest.vocabulary.target_size)
             self._rows = open_session(path, graphs.weights, threads, model=narrow.rows)
             model = narrow.step
-        return graphs.open("step", with_plain_branch, model=model)
+        return graphs.open("step", with_blocked_topk, with_plain_branch, model=model)
 
     def _gather(self, words: Ints) -> dict[str, NDArray[Any]]:
         assert self._rows is not None

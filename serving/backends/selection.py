@@ -61,7 +61,7 @@ def choose(asked: str, machine: Machine) -> Choice:
     lacking = {kind: _lacking(kind, machine) for kind in ("tensorrt", "cuda")}
     if asked in lacking:
         if lacking[asked]:
-            raise BeamlineError(f"--device {asked} can't be used: {lacking[asked]} (`beamline doctor` says more)")
+            raise BeamlineError(f"device {asked} can't be used: {lacking[asked]} (`beamline doctor` says more)")
         return _gpu(asked, machine, "asked for")
     for kind, reason in lacking.items():
         if not reason:

@@ -23,27 +23,43 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         "--model", default="", metavar="M", help="default: the only or the default one that can do this"
     )
     parser.add_argument("--version", default="", metavar="V", help="default: the newest")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="S", help="seconds for an answer, or for each 256 lines (default: no limit)"
+    )
 
 
 def add_target(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--target", metavar="HOST:PORT", help=text)
+    parser.add_argument("--tls", action="store_true", help="talk TLS, and trust the public authorities")
     parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="talk TLS, and trust servers of this authority")
     parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="our own certificate, if the server wants one")
     parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
     parser.add_argument("--token-file", type=Path, metavar="F", help="a file that holds a bearer token")
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be seconds, more than 0")
+    return seconds
+
+
 def model_of(args: argparse.Namespace) -> Client | LoadedModel:
     """What is asked: both have the same methods. To be closed."""
     if args.repo is None:
-        return Client(**connection_of(args))
+        return Client(**connection_of(args), timeout=args.timeout)
     if args.target is not None:
         raise BeamlineError("give --target or --repo, not both")
     from beamline.in_process import load  # only here: a client needs no runtime
 
     if args.version and not args.version.isdecimal():
         raise BeamlineError(f"--version is {args.version!r}; it must be a whole number")
-    return load(_folder(args.repo, args.model), version=int(args.version) if args.version else None)
+    return load(
+        _folder(args.repo, args.model), version=int(args.version) if args.version else None, timeout=args.timeout
+    )
 
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,14 +71,14 @@ def asked(args: argparse.Namespace) -> dict[str, Any]:
 
 def connection_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `beamline.Client`."""
-    if args.tls_ca is None and (args.tls_cert is not None or args.tls_key is not None):
-        raise BeamlineError("--tls-cert and --tls-key need --tls-ca as well")
+    if not args.tls and args.tls_ca is None and (args.tls_cert is not None or args.tls_key is not None):
+        raise BeamlineError("--tls-cert and --tls-key need --tls or --tls-ca as well")
     if (args.tls_cert is None) != (args.tls_key is None):
         raise BeamlineError("--tls-cert and --tls-key belong together: give both")
     return {
         "target": args.target,
         "token": None if args.token_file is None else read_token(args.token_file),
-        "tls": args.tls_ca,
+        "tls": args.tls_ca or (True if args.tls else None),
         "client_cert": args.tls_cert,
         "client_key": args.tls_key,
     }
@@ -70,9 +86,13 @@ def connection_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def _folder(repository: Path, name: str) -> Path:
     """Of the model that is named, else of the default one, else of the only one."""
-    folders = scan(repository).folders
+    found = scan(repository)
+    folders = found.folders
     if name:
         return folders.get(name, repository / name)
+    if not found.models:
+        why = f" ({found.problems[0].reason})" if found.problems else ""
+        raise BeamlineError(f"{repository} holds no models that can be loaded{why}")
     defaults = [folder for folder in folders.values() if len(folders) > 1 and read_settings(folder).default]
     if len(defaults or folders) != 1:
         raise BeamlineError(f"{repository} has several models: name one with --model, of {', '.join(folders)}")

@@ -17,6 +17,16 @@ from beamline.types import Translation
 HELP = "translate texts"
 
 
+# Names of options, and what they do; the model checks the values.
+_SAMPLING: dict[str, tuple[type[int] | type[float], str]] = {
+    "temperature": (float, "0: the likeliest translation; above: sampling"),
+    "top_k": (int, "sample from the likeliest X tokens"),
+    "top_p": (float, "sample from the likeliest that have this much together"),
+    "min_p": (float, "and from none less likely than this share of the likeliest"),
+    "seed": (int, "the same one gives the same samples"),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
     add_languages(parser)
@@ -24,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
     )
+    sampling = parser.add_argument_group("sampling", "translations that are drawn; --nbest says how many")
+    for name, (kind, text) in _SAMPLING.items():
+        sampling.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help=text)
     parser.add_argument("--scores", action="store_true", help="a score and a tab before every translation")
+    parser.add_argument(
+        "--target-prefix", metavar="TEXT", help="every translation begins with it; no text is split then"
+    )
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
 
 
@@ -52,11 +68,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    options = {**asked(args), **languages_of(args), "split_sentences": not args.no_split and args.nbest in (None, 1)}
+    split = not args.no_split and args.nbest in (None, 1) and args.target_prefix is None
+    options = {**asked(args), **languages_of(args), "split_sentences": split}
     if args.scores:
         options["return_scores"] = True
     if args.beam is not None:
         options["beam_size"] = args.beam
+    options |= {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    if args.target_prefix is not None:
+        options["target_prefix"] = args.target_prefix
     if args.nbest is not None:
         options["num_hypotheses"] = args.nbest
     return options

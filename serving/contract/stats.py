@@ -15,6 +15,14 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """A request in a slot, until it ended or moved into one that had become free."""
+
+    slot: int  # among all engines of the model
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """One request that has just been answered. Times in seconds."""
 
@@ -25,7 +33,7 @@ class Finished:
     source_tokens: int
     target_tokens: int  # of the best hypothesis
     encode_seconds: float = 0.0
-    slot: int | None = None  # that it had at the end, among all engines of the model; None: it never had one
+    stays: tuple[Stay, ...] = ()  # one after the other, the last until its end; none: it never had a slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Plan:
         return [
             f"{self.slots} slots{shared}, up to {self.max_beams} beams each",
             f"cache lengths {_list(self.cache_buckets)}; source lengths {_list(self.source_buckets)}",
-            f"{taken_bytes / 2**20:,.0f} MiB of memory taken so far; caches grow as they are used, to "
+            f"{taken_bytes / 2**20:,.0f} MiB of memory taken by loading it; caches come on top as they are used, up to "
             f"{reserved_bytes / 2**20:,.0f} MiB if every slot held the widest and longest search",
         ]
 
@@ -83,8 +83,10 @@ def _list(sizes: tuple[int, ...]) -> str:
     return " ".join(map(str, sizes))
 
 
-_STEPS_AHEAD = 4  # a longer bucket has room for at least so many more steps
+_STEPS_AHEAD = 4  # a bucket that is changed to has room for at least so many more steps
 _SPACIOUS = 0.75  # a cache fuller than this after compaction gets a longer bucket, not another compaction soon
+_SHORTER = 0.75  # of the bucket that is: what a shorter one must save to be worth the copy
+_GROWN = 16  # entries behind the last compaction, or half as many again as it left: some are dead by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,12 @@ class Capacity:
         slots hold something."""
         requests = [*active, *coming]
         beams = max(request.search.width for request in requests)
-        needed = _needed(requests, beams)
+        full = _needed(requests, beams) > self.shape.cache
+        length = self.shape.cache if full else self._length_if_compacted(requests, beams)
         compactions = 0
-        if needed > self.shape.cache:
-            compactions = sum(self._compact(slot, request, beams) for slot, request in enumerate(active))
-            needed = _needed(requests, beams)
-        cache = self._cache_length(needed, beams, compacted=compactions > 0)
+        if full or length < self.shape.cache:
+            compactions = sum(self._compact(slot, request, length - beams) for slot, request in enumerate(active))
+        cache = self._cache_length(_needed(requests, beams), beams, compacted=full and compactions > 0)
         shape = Shape(batch, beams, cache, self._source_length(requests))
         relaid = shape != self.shape and self._backend.resize(shape, kept)
         self.shape = shape
@@ -126,29 +128,45 @@ class Capacity:
             return False
         return self._backend.expect(Shape(len(requests), beams, cache, self._source_length(requests)))
 
+    def _length_if_compacted(self, requests: Sequence[Request], beams: int) -> int:
+        """What would be long enough if whoever has grown a lot were cut to what it had before: a step reads all of the
+        cache, what is dead of it as well."""
+        grown = max(min(each.search.used_entries, _worth_compacting(each)) for each in requests)
+        return self._shorter(grown + beams, beams)
+
+    def _shorter(self, needed: int, beams: int) -> int:
+        """A bucket that is so much shorter than the one that is, and has room for some steps; else the one that is."""
+        wanted = self._plan.cache_bucket(min(needed + _STEPS_AHEAD * beams, self._plan.largest.cache))
+        return wanted if wanted <= _SHORTER * self.shape.cache else self.shape.cache
+
     def _cache_length(self, needed: int, beams: int, compacted: bool) -> int:
         current = self.shape.cache
         if needed > current or (compacted and needed > _SPACIOUS * current):
             return self._plan.cache_bucket(min(needed + _STEPS_AHEAD * beams, self._plan.largest.cache))
-        wanted = self._plan.cache_bucket(needed)
-        return wanted if 2 * wanted < current else current  # shrinking a little is not worth the copy
+        return self._shorter(needed, beams)
 
     def _source_length(self, requests: Sequence[Request]) -> int:
         wanted = self._plan.source_bucket(max(request.source_length for request in requests))
         current = self.shape.source
-        return current if wanted < current <= 2 * wanted else wanted
+        return current if _SHORTER * current < wanted < current else wanted
 
-    def _compact(self, slot: int, request: Request, beams: int) -> bool:
-        """Keeps only the ancestors of living beams, where there is no room for another step."""
+    def _compact(self, slot: int, request: Request, most: int) -> bool:
+        """Keeps only the ancestors of living beams, where there are more than so many entries."""
         search = request.search
-        if search.width == 1 or search.used_entries + beams <= self.shape.cache:
+        if search.width == 1 or search.used_entries <= most:
             return False
         keep = search.live_entries()
-        if len(keep) == search.used_entries:
-            return False
-        self._backend.compact(slot, keep)
+        dead = search.used_entries - len(keep)
+        if dead:
+            self._backend.compact(slot, keep)
         search.compacted(keep)
-        return True
+        return dead > 0
+
+
+def _worth_compacting(request: Request) -> int:
+    """From so many entries on."""
+    kept = request.search.kept_entries
+    return kept + max(_GROWN, kept // 2)
 
 
 def _needed(requests: Sequence[Request], beams: int) -> int:

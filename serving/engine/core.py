@@ -44,10 +44,11 @@ _FAILED_ALONE = "the request could not be processed; others were not affected"
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """A slot that is taken."""
+    """A slot that a running request has, or had before it moved."""
 
     slot: int
     since: float  # on the engine's clock
+    until: float | None  # None: it has it now
     beams: int
     tokens: int  # generated so far
 
@@ -147,8 +148,14 @@ class Engine:
 
     def occupied(self) -> list[Occupied]:
         """Who has a slot just now: a look from outside, for people."""
-        active = list(enumerate(self._scheduler.active, self.first_slot))
-        return [Occupied(slot, each.started, each.search.width, each.search.generated) for slot, each in active]
+        found = []
+        for request in list(self._scheduler.active):
+            stays, search = list(request.stays), request.search
+            ends = (*(since for _, since in stays[1:]), None)
+            found += [
+                Occupied(*stay, end, search.width, search.generated) for stay, end in zip(stays, ends, strict=False)
+            ]
+        return found
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -242,6 +249,7 @@ class Engine:
             request.started = request.started or began
             request.encode_seconds = now - request.started
             slot = self._scheduler.start(request)
+            request.stays.append((self.first_slot + slot, now))
             try:
                 self._backend.place(slot, request.memory, request.start())
             except Exception:
@@ -421,7 +429,8 @@ class Engine:
         if moved is not None:
             self._backend.move(moved, slot)
             self._stats.moves += 1
-        self._outputs.answer(request, answer, outcome, self.first_slot + slot)
+            self._scheduler.active[slot].stays.append((self.first_slot + slot, self._clock()))
+        self._outputs.answer(request, answer, outcome)
 
     # -- report --------------------------------------------------------------------------------------------------
 

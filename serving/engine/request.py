@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from beamline.serving.contract.backend import Source, Start
 from beamline.serving.contract.call import DEFAULT_PRIORITY
 from beamline.serving.contract.manifest import Manifest
-from beamline.serving.contract.stats import Finished, Outcome
+from beamline.serving.contract.stats import Finished, Outcome, Stay
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Answer, Output, Piece, Result, TraceStep
 from beamline.serving.engine.search.beam_search import BeamSearch
@@ -58,6 +58,7 @@ class Request:
     started: float = field(default=0.0, init=False)
     first_token: float | None = field(default=None, init=False)
     encode_seconds: float = field(default=0.0, init=False)
+    stays: list[tuple[int, float]] = field(default_factory=list, init=False)  # its slots, and since when
     cached_tokens: int = field(default=0, init=False)  # of the prompt
     memory: Any = field(default=None, init=False, repr=False)  # the backend's, between prefill and its slot
     search: BeamSearch = field(init=False, repr=False)
@@ -123,7 +124,8 @@ class Request:
             self.streamed[piece.index] += len(piece.tokens)
         return [*pieces, *(() if self.search.tracer is None else self.search.tracer.take())]
 
-    def record(self, answer: Answer, outcome: Outcome, now: float, slot: int | None = None) -> Finished:
+    def record(self, answer: Answer, outcome: Outcome, now: float) -> Finished:
+        ends = [*(since for _, since in self.stays[1:]), now]
         return Finished(
             outcome=outcome,
             queue_seconds=(self.started or now) - self.submitted,
@@ -132,7 +134,7 @@ class Request:
             source_tokens=self.source_length + len(self.target),  # all of them are read
             target_tokens=len(answer.hypotheses[0].tokens) if isinstance(answer, Result) else 0,
             encode_seconds=self.encode_seconds,
-            slot=slot,
+            stays=tuple(Stay(slot, end - since) for (slot, since), end in zip(self.stays, ends, strict=False)),
         )
 
 
@@ -153,10 +155,10 @@ class OutputCollector:
     def stream(self, request: Request) -> None:
         self._outputs += [RequestOutput(request, piece) for piece in request.new_pieces()]
 
-    def answer(self, request: Request, answer: Answer, outcome: Outcome, slot: int | None = None) -> None:
+    def answer(self, request: Request, answer: Answer, outcome: Outcome) -> None:
         request.memory = None  # of one that never had its slot: who waits for the answer must not keep the device's
         self._outputs.append(RequestOutput(request, answer))
-        self._finished.append(request.record(answer, outcome, self._clock(), slot))
+        self._finished.append(request.record(answer, outcome, self._clock()))
 
     def take(self) -> tuple[list[RequestOutput], tuple[Finished, ...]]:
         """All since the last time."""

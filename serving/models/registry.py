@@ -99,7 +99,9 @@ class Models:
     def _use_writer(self, name: str, version: str, kinds: Kinds) -> Iterator[Writer]:
         served = self._find(name, version, kinds)
         if isinstance(served.model, PooledModel):
-            raise InvalidRequest(f"model {served.model.card.name!r} writes no text: call Classify or Embed")
+            raise InvalidRequest(
+                f"model {served.model.card.name!r} writes no text: it classifies or embeds (classify, embed)"
+            )
         with self._used(served):
             yield served.model
 
@@ -137,14 +139,14 @@ class Models:
         with self._use_writer(name, version, (Translator,)) as model:
             if not isinstance(model, Translator):
                 name = model.card.name
-                raise InvalidRequest(f"model {name!r} does not translate: it continues a prompt, call Generate")
+                raise InvalidRequest(f"model {name!r} does not translate: it continues a prompt (generate)")
             yield model
 
     @contextmanager
     def use_generator(self, name: str, version: str) -> Iterator[Generator]:
         with self._use_writer(name, version, (Generator,)) as model:
             if not isinstance(model, Generator):
-                raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates, call Translate")
+                raise InvalidRequest(f"model {model.card.name!r} is no language model: it translates (translate)")
             yield model
 
     def find(self, name: str, version: str) -> Model:

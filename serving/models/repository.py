@@ -126,6 +126,8 @@ def find(path: Path, version: int | None = None, among: Collection[int] | None =
     if not present:
         inside = [each.name for each in _subfolders(path) if any(_VERSION.fullmatch(e.name) for e in _subfolders(each))]
         hint = f": it is a repository, give one of its models: {', '.join(inside)}" if inside else ""
+        if (path / "config.json").exists():
+            hint = f": it is a checkpoint, convert it first: beamline convert {path} --name {path.name.lower()}"
         raise ModelNotFound(f"{path} has no version folder{hint}")
     if version is not None and version not in present:
         raise ModelNotFound(f"{path} has no version {version}; there is {', '.join(map(str, present))}")

@@ -18,7 +18,7 @@ from beamline.serving.contract.stats import Outcome, StepStats
 BIN_SECONDS = 2.0
 BINS = 300
 _SMOOTHED = 5  # bins that a percentile looks back: ten seconds
-_KEPT_FINISHED = 2000  # requests that the timeline remembers
+_KEPT_FINISHED = 2000  # stays in slots that the timeline remembers
 _FASTEST, _STEP, _BUCKETS = 0.001, 1.2, 70  # latencies from a millisecond to five minutes, within a tenth
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = 4096
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """A request that had a slot: `began` and `ended` on `time.monotonic()`. Where slots moved, the last one it had."""
+    """A request in a slot: `began` and `ended` on `time.monotonic()`. Where it moved, one for each slot it had."""
 
     slot: int
     began: float
@@ -93,9 +93,11 @@ class ModelHistory:
                 current.tokens += each.target_tokens
                 bucket = _bucket(each.total_seconds)
                 current.latencies[bucket] = current.latencies.get(bucket, 0) + 1
-                if each.slot is not None:
-                    began = now - each.total_seconds + each.queue_seconds
-                    self._finished.append(Occupancy(each.slot, began, now, each.target_tokens, each.outcome))
+                ended = now
+                for stay in reversed(each.stays):
+                    began = ended - stay.seconds
+                    self._finished.append(Occupancy(stay.slot, began, ended, each.target_tokens, each.outcome))
+                    ended = began
 
     def _bin(self, number: int) -> _Bin:
         if not self._bins or self._bins[-1].number < number:

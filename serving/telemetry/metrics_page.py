@@ -17,6 +17,21 @@ Histograms have the usual `_bucket`, `_sum` and `_count`; times are in seconds.
 
 """
 
+# Written here, and not taken from the APIs, which telemetry knows nothing of; a test compares.
+_VALUES = """
+Values of labels:
+
+| metric | label | values |
+|---|---|---|
+| `beamline_requests_total` | outcome | `ok`, `cancelled`, `deadline`, `queue_timeout`, `failed` |
+| `beamline_model_loads_total` | outcome | `loaded`, `failed`, `given_up` (after `--load-seconds`) |
+| `beamline_refused_total` | reason | of calls: `invalid`, `model_not_found`, `model_unavailable`, `overloaded`, \
+`shutting_down`, `unimplemented`, `slow_reader`, `unauthenticated`, `forbidden`; of connections: `connections`, \
+`idle_connection`, `too_slow` |
+| `beamline_calls_total` | method, code | the method's name, and gRPC's name of the status (`OK`, ...), over HTTP \
+as well |
+"""
+
 _TRITON = """
 ## Triton's names
 
@@ -30,7 +45,7 @@ sequences, input and output over calls; the host's part of the steps is in infer
 def page() -> str:
     declared = Metrics().declared
     ours = [one for one in declared if not one.name.startswith("nv_")]
-    return _HEAD + _table(ours) + _TRITON + _table([one for one in declared if one not in ours])
+    return _HEAD + _table(ours) + _VALUES + _TRITON + _table([one for one in declared if one not in ours])
 
 
 def _table(rows: list[Declared]) -> str:

@@ -105,7 +105,8 @@ def decoding_options(
     prefix = _prefix(asked, card, target)
     if prefix and forced_bos_id is not None:
         prefix = (forced_bos_id, *prefix)  # the text comes behind what every translation begins with
-    beam_size = whole(asked, "beam_size", defaults.beam_size, 1, limits.max_beam_size)
+    temperature = _temperature(asked, defaults.temperature)
+    beam_size, answers = _beams_or_samples(asked, card, temperature)
     max_length = whole(asked, "max_length", defaults.max_length, SHORTEST, limits.max_target_length)
     if max_length < len(prefix) + SHORTEST:
         raise InvalidRequest(
@@ -115,7 +116,7 @@ def decoding_options(
         )
     return DecodingOptions(
         beam_size=beam_size,
-        num_hypotheses=_num_hypotheses(asked, defaults.num_hypotheses, beam_size),
+        num_hypotheses=answers,
         max_length=max_length,
         min_length=_min_length(asked, defaults.min_length, max_length),
         length_penalty=real(asked, "length_penalty", defaults.length_penalty, *LENGTH_PENALTY),
@@ -132,6 +133,11 @@ def decoding_options(
         prefix=prefix,
         time_limit=time_limit(asked),
         return_alignment=asked.return_alignment,
+        temperature=temperature,
+        top_k=whole(asked, "top_k", defaults.top_k, 0, TOP_K),
+        top_p=_top_p(asked, defaults.top_p),
+        min_p=real(asked, "min_p", defaults.min_p, 0.0, 1.0),
+        seed=_seed(asked) if temperature > 0 else 0,
         trace_candidates=_TRACE_CANDIDATES if asked.return_search_trace else 0,
     )
 
@@ -151,6 +157,24 @@ def trace_candidates(sequences: int) -> int:
             f"{sequences}: leave it off, or send fewer texts"
         )
     return _TRACE_CANDIDATES // sequences
+
+
+def _beams_or_samples(asked: pb.DecodingOptions, card: ModelCard, temperature: float) -> tuple[int, int]:
+    """How many rows are decoded, and how many of them are answers."""
+    defaults, most = card.defaults, card.limits.max_beam_size
+    if temperature == 0:
+        # Who turns a model's sampling off, and names no beams, wants the likeliest.
+        usual = 1 if defaults.temperature > 0 and not asked.HasField("beam_size") else defaults.beam_size
+        beam_size = whole(asked, "beam_size", usual, 1, most)
+        return beam_size, _num_hypotheses(asked, defaults.num_hypotheses, beam_size)
+    if asked.beam_size > 1:
+        raise InvalidRequest(
+            f"beam_size is {asked.beam_size} and temperature {temperature:g}; a beam search does not sample: "
+            "set temperature to 0, or beam_size to 1 and num_hypotheses to the number of samples"
+        )
+    whole(asked, "beam_size", 1, 1, 1)
+    samples = whole(asked, "num_hypotheses", defaults.num_hypotheses if defaults.temperature > 0 else 1, 1, most)
+    return samples, samples
 
 
 def _num_hypotheses(asked: pb.DecodingOptions, default: int, beam_size: int) -> int:
@@ -228,7 +252,7 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
         top_k=whole(asked, "top_k", defaults.top_k, 0, TOP_K),
         top_p=_top_p(asked, defaults.top_p),
         min_p=real(asked, "min_p", defaults.min_p, 0.0, 1.0),
-        seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
+        seed=_seed(asked),
         presence_penalty=real(asked, "presence_penalty", 0.0, *PENALTY),
         frequency_penalty=real(asked, "frequency_penalty", 0.0, *PENALTY),
         logit_bias=_logit_bias(asked, card),
@@ -250,7 +274,11 @@ def _default_length(asked: pb.GenerationOptions, defaults: DecodingDefaults, pro
     return left
 
 
-def _temperature(asked: pb.GenerationOptions, default: float) -> float:
+def _seed(asked: Options) -> int:
+    return asked.seed if asked.HasField("seed") else secrets.randbits(64)
+
+
+def _temperature(asked: Options, default: float) -> float:
     if asked.HasField("temperature") and asked.temperature == 0:
         return 0.0
     if not asked.HasField("temperature") and asked.beam_size > 1:
@@ -262,7 +290,7 @@ def _temperature(asked: pb.GenerationOptions, default: float) -> float:
     return value
 
 
-def _top_p(asked: pb.GenerationOptions, default: float) -> float:
+def _top_p(asked: Options, default: float) -> float:
     value = asked.top_p if asked.HasField("top_p") else default
     if not 0 < value <= 1:
         raise InvalidRequest(f"top_p is {value:g}; it must be above 0, up to 1 (off)")

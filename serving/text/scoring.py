@@ -126,6 +126,10 @@ class TextScorer:
             if given:
                 raise InvalidRequest(f"model {self._card.name} has no source: leave sources empty")
             return []
+        if not given:
+            raise InvalidRequest(
+                f"model {self._card.name} translates, and no source is given: say what the texts translate (source)"
+            )
         if len(given) not in (1, len(request.texts)):
             raise InvalidRequest(
                 f"there are {len(given)} sources for {len(request.texts)} texts; give one for all, or one for each"

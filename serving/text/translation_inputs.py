@@ -121,7 +121,7 @@ class TranslationReader:
     ) -> PreparedInput:
         limit = self._card.limits.max_source_length
         if len(ids) > limit:
-            hint = "; set options.split_sentences to have it split, or send shorter texts" if can_split else ""
+            hint = "; send shorter texts, or have it split (split_sentences)" if can_split else ""
             raise InvalidRequest(f"{where} has {len(ids)} tokens; this model reads at most {limit}{hint}")
         if not ids:
             raise InvalidRequest(f"{where} has no tokens; there is nothing to translate")

@@ -19,7 +19,8 @@ export interface Translation {
 }
 export interface Model {
   name: string; version: string; default?: boolean; task: "translate" | "generate" | "classify" | "embed"; labels?: string[];
-  source_languages?: string[]; target_languages?: string[]; feature_width?: number; chat?: boolean;
+  source_languages?: string[]; target_languages?: string[]; language_tags?: Record<string, string>;
+  default_source_language?: string | null; default_target_language?: string | null; feature_width?: number; chat?: boolean;
   limits?: { max_source_length: number; max_target_length: number; max_beam_size: number };
   defaults?: Record<string, any>;
 }

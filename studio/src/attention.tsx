@@ -4,7 +4,7 @@ import type { Hypothesis, Token } from "./api.ts";
 import { label } from "./pieces.ts";
 import { Card, Downloads } from "./ui.tsx";
 
-export function Attention({ source, hypothesis, hovered }: { source: Token[]; hypothesis: Hypothesis; hovered: number[] }) {
+export function Attention({ source, what, hypothesis, hovered }: { source: Token[]; what: string; hypothesis: Hypothesis; hovered: number[] }) {
   const [fixedRow, setFixed] = useState<number | null>(null);
   const [pointed, setPointed] = useState<{ row: number; column: number } | null>(null);
   const svg = useRef<SVGSVGElement>(null);
@@ -17,11 +17,11 @@ export function Attention({ source, hypothesis, hovered }: { source: Token[]; hy
   const strong = (index: number) => (row !== null ? row === index : hovered.includes(index));
   const said = pointed ? { ...pointed, value: rows[pointed.row]?.weights[pointed.column] ?? 0 } : null;
   return (
-    <Card id="attention" title="Attention" hint="How much each target token (a row) looked at each source token (a column). A click holds a row."
+    <Card id="attention" title="Attention" hint={`How much each target token (a row) looked at each ${what} (a column). A click holds a row.`}
       tools={<Downloads svg={() => svg.current} name="attention" />}>
       <div class="scroll" tabIndex={0} role="group" aria-label="The heat map">
         <svg ref={svg} class="heat" viewBox={`0 0 ${width} ${height}`} width={width} height={height} role="img"
-          aria-label={`Attention of ${rows.length} target tokens over ${source.length} source tokens`} onMouseLeave={() => setPointed(null)}>
+          aria-label={`Attention of ${rows.length} target tokens over ${source.length} ${what}s`} onMouseLeave={() => setPointed(null)}>
           {source.map((token, column) => (
             <text key={`s${column}`} class={row !== null && top_of(rows[row]?.weights, column) ? "strong" : ""}
               transform={`translate(${left + column * size + size / 2 + 3} ${top - 7}) rotate(-50)`}>{label(token.piece, column === 0)}</text>

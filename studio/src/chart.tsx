@@ -39,7 +39,7 @@ export function Chart({ title, hint, lines, seconds, unit = "", whole = false }:
       <svg ref={svg} viewBox={`0 0 ${W} ${H}`} role="img" aria-label={`${title}: ${lines.map((line) => `${line.name} ${show(near(line)?.value ?? 0)}`).join(", ")}`}
         onMouseMove={move} onMouseLeave={() => setAgo(null)}>
         {ticks.map((tick) => <g key={tick}><line class="grid" x1={LEFT} x2={W - RIGHT} y1={y(tick)} y2={y(tick)} /><text x={LEFT - 6} y={y(tick) + 4} text-anchor="end">{show(tick)}</text></g>)}
-        {[600, 480, 360, 240, 120, 0].filter((each) => each <= seconds).map((each) => <text key={each} x={x(each)} y={H - 5} text-anchor={each === 0 ? "end" : each === seconds ? "start" : "middle"}>{each === 0 ? "now" : `−${each / 60} min`}</text>)}
+        {[600, 450, 300, 150, 0].filter((each) => each <= seconds).map((each) => <text key={each} x={x(each)} y={H - 5} text-anchor={each === 0 ? "end" : each === seconds ? "start" : "middle"}>{each === 0 ? "now" : `−${each / 60} min`}</text>)}
         {lines.map((line) => <path key={line.name} class={`line ${line.color}`} d={pathOf(line, x, y)} />)}
         {ago !== null && <line class="cursor" x1={x(ago)} x2={x(ago)} y1={TOP} y2={H - BOTTOM} />}
       </svg>

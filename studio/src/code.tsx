@@ -1,10 +1,13 @@
 // The current request as others would send it.
 import { useState } from "preact/hooks";
 import { hasToken } from "./api.ts";
-import { Card, Copy } from "./ui.tsx";
+import { Card, Copy, useRoving } from "./ui.tsx";
 
 export interface Asked { path: "v1/translate" | "v1/generate" | "v1/score" | "v1/classify" | "v1/embed"; body: Record<string, any> }
 const METHODS = { "v1/translate": "Translate", "v1/generate": "GenerateOnce", "v1/score": "Score", "v1/classify": "Classify", "v1/embed": "Embed" };
+
+/** Readable, and numbers in one line. */
+const json = (body: unknown) => JSON.stringify(body, null, 2).replace(/\[[\s\d.,eE+-]+\]/g, (found) => found.replace(/\s+/g, " "));
 
 const shell = (text: string) => `'${text.replaceAll("'", "'\\''")}'`;
 
@@ -46,26 +49,29 @@ export function asPython({ path, body }: Asked): string {
 }
 
 export function asCurl({ path, body }: Asked, token = hasToken()): string {
-  return `curl -s ${location.origin}/${path} \\\n${token ? '  -H "authorization: Bearer $TOKEN" \\\n' : ""}  -H 'content-type: application/json' \\\n  -d ${shell(JSON.stringify(body, null, 1))}\n`;
+  return `curl -s ${location.origin}/${path} \\\n${token ? '  -H "authorization: Bearer $TOKEN" \\\n' : ""}  -H 'content-type: application/json' \\\n  -d ${shell(json(body))}\n`;
 }
 
 export function asGrpcurl({ path, body }: Asked, token = hasToken()): string {
   const secure = location.protocol === "https:";
-  return `grpcurl ${secure ? "" : "-plaintext "}${token ? '-H "authorization: Bearer $TOKEN" ' : ""}\\\n  -d ${shell(JSON.stringify(body, null, 1))} \\\n  ${location.hostname || "127.0.0.1"}:8001 beamline.v1.Inference/${METHODS[path]}\n`;
+  return `grpcurl ${secure ? "" : "-plaintext "}${token ? '-H "authorization: Bearer $TOKEN" ' : ""}\\\n  -d ${shell(json(body))} \\\n  ${location.hostname || "127.0.0.1"}:8001 beamline.v1.Inference/${METHODS[path]}\n`;
 }
 
+const KINDS = ["curl", "grpcurl", "Python"] as const;
+
 export function AsCode({ asked }: { asked: Asked }) {
-  const [kind, setKind] = useState<"curl" | "grpcurl" | "Python">("curl");
+  const [kind, setKind] = useState<(typeof KINDS)[number]>("curl");
+  const { row, tabIndex } = useRoving(KINDS.length);
   const code = kind === "curl" ? asCurl(asked) : kind === "grpcurl" ? asGrpcurl(asked) : asPython(asked);
   return (
     <Card id="as-code" title="As code" hint="This request, as you would send it. gRPC listens on 8001 unless the server was told otherwise."
       tools={<Copy text={code} />}>
-      <div class="choices" role="tablist" aria-label="language">
-        {(["curl", "grpcurl", "Python"] as const).map((each) => (
-          <button key={each} type="button" role="tab" aria-selected={kind === each} onClick={() => setKind(each)}>{each}</button>
+      <div class="choices" role="tablist" aria-label="language" {...row}>
+        {KINDS.map((each, index) => (
+          <button key={each} type="button" role="tab" aria-selected={kind === each} aria-controls="code" tabIndex={tabIndex(index)} onClick={() => setKind(each)} onFocus={() => setKind(each)}>{each}</button>
         ))}
       </div>
-      <pre class="code" tabIndex={0}><code>{code}</code></pre>
+      <pre class="code" id="code" role="tabpanel" aria-label={kind} tabIndex={0}><code>{code}</code></pre>
     </Card>
   );
 }

@@ -2,9 +2,9 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { stream, type Model, type Step, type Token, type Trace } from "./api.ts";
 import { AsCode } from "./code.tsx";
-import { label, readable } from "./pieces.ts";
+import { isEnd, isLanguage, label, readable } from "./pieces.ts";
 import { BeamTree } from "./tree-view.tsx";
-import { Card, Confidence, confidence, Copy, Field, given, number, NumberField, percent, Problem, RunButtons, sends, useRun } from "./ui.tsx";
+import { Card, Confidence, confidence, Copy, Field, given, number, NumberField, percent, Problem, RunButtons, sends, useRoving, useRun } from "./ui.tsx";
 
 interface Reply { index?: number; text?: string; tokens?: Token[]; finish_reason?: string; usage?: Record<string, any>; search_steps?: Step[]; search_trace?: Trace }
 interface Answer { text: string; tokens: Token[]; reason?: string }
@@ -40,7 +40,8 @@ export function Generate({ model, chat }: { model: Model; chat: boolean }) {
   const go = () => run(async (signal) => {
     const request = bodyOf(asking);
     setAnswers([]); setSteps([]); setTrace(undefined); setUsage(null);
-    if (chat) { setMessages((old) => [...old, { role: "user", content: text }]); setText(""); }
+    const said = text;
+    if (chat) { setMessages((old) => [...old, { role: "user", content: said }]); setText(""); }
     let collected: Answer[] = [];
     let walked: Step[] = [];
     try {
@@ -56,6 +57,7 @@ export function Generate({ model, chat }: { model: Model; chat: boolean }) {
       }
     } finally {
       if (chat && collected[0]) setMessages((old) => [...old, { role: "assistant", content: collected[0]!.text }]);
+      else if (chat) { setMessages((old) => old.slice(0, -1)); setText(said); } // refused or stopped: as if it had not been sent
     }
   });
   const defaults = model.defaults ?? {};
@@ -63,12 +65,13 @@ export function Generate({ model, chat }: { model: Model; chat: boolean }) {
     <div class="stack" onKeyDown={sends(go)}>
       <Card title={chat ? "Chat" : "Prompt"} tools={chat && messages.length > 0 && <button type="button" class="quiet" onClick={() => { setMessages([]); setAnswers([]); }}>New chat</button>}>
         {chat && <Field label="System"><input value={system} placeholder="none" onInput={(event) => setSystem(event.currentTarget.value)} /></Field>}
-        {chat && messages.length > 0 && <div class="messages" role="log">{messages.map((each, index) => <p key={index} class={`message ${each.role}`}><b>{each.role}</b>{each.content}</p>)}</div>}
-        <textarea id="text" aria-label={chat ? "your message" : "prompt"} rows={chat ? 2 : 4} value={text} onInput={(event) => setText(event.currentTarget.value)} autofocus />
+        {chat && messages.length > 0 && <div class="messages" role="log">{messages.map((each, index) => <p key={index} class={`message ${each.role}`}><b>{each.role}</b>{each.content}</p>)}
+          {running && <p class="message assistant"><b>assistant</b>{answers[0]?.text}<span class="caret" /></p>}</div>}
+        <textarea id="text" aria-label={chat ? "your message" : "prompt"} placeholder={chat ? "Your message" : undefined} rows={chat ? 2 : 4} value={text} onInput={(event) => setText(event.currentTarget.value)} autofocus />
         <div class="row">
           <NumberField label="Temperature" value={options.temperature ?? ""} onChange={set("temperature")} fallback={defaults.temperature} min={0} max={100} step="any" />
           <NumberField label="Answers" value={options.n ?? ""} onChange={set("n")} fallback={1} min={1} max={model.limits?.max_beam_size} />
-          <NumberField label="Most tokens" value={options.max_tokens ?? ""} onChange={set("max_tokens")} fallback={defaults.max_new_tokens} min={1} />
+          <NumberField label="Max tokens" value={options.max_tokens ?? ""} onChange={set("max_tokens")} fallback={defaults.max_new_tokens} min={1} />
           <RunButtons running={running} go={go} stop={stop} name={chat ? "Send" : "Generate"} disabled={chat && !text.trim()} />
         </div>
         <details class="more">
@@ -109,15 +112,18 @@ export function Generate({ model, chat }: { model: Model; chat: boolean }) {
 /** Tokens in a row, each coloured by its probability, with the alternatives of the one that is pointed at. */
 export function TokenText({ tokens, surprise = false }: { tokens: Token[]; surprise?: boolean }) {
   const [at, setAt] = useState<number | null>(null);
+  const { row, tabIndex } = useRoving(tokens.length);
   const token = at === null ? undefined : tokens[at];
   return (
     <div class="token-text">
-      <p class="tokens" onMouseLeave={() => setAt(null)}>
+      <p class="tokens" onMouseLeave={() => setAt(null)} {...row}>
         {tokens.map((each, index) => {
           const known = each.log_prob !== undefined;
           const probability = Math.exp(each.log_prob ?? 0);
-          return <span key={index} tabIndex={0} class={known ? confidence(probability) : ""} onMouseEnter={() => setAt(index)} onFocus={() => setAt(index)} onBlur={() => setAt(null)}
-            title={known ? (surprise ? `${(-each.log_prob! / Math.LN2).toFixed(1)} bits` : percent(probability)) : "nothing stands before it"}>{readable(each.piece ?? "")}</span>;
+          const piece = each.piece ?? "";
+          const mark = isEnd(piece) || isLanguage(piece);
+          return <span key={index} tabIndex={tabIndex(index)} class={`${known ? confidence(probability) : ""}${mark ? " mark" : ""}`} onMouseEnter={() => setAt(index)} onFocus={() => setAt(index)} onBlur={() => setAt(null)}
+            title={known ? (surprise ? `${(-each.log_prob! / Math.LN2).toFixed(1)} bits` : percent(probability)) : "nothing stands before it"}>{mark ? label(piece) : index === 0 ? readable(piece).trimStart() : readable(piece)}</span>;
         })}
       </p>
       <div class="alternatives" aria-live="polite">{token && <>

@@ -11,7 +11,7 @@ interface Point {
 interface Past { bin_seconds: number; bins: number; memory: number; models: { name: string; version: string; slots: number; points: Point[] }[] }
 interface Batch {
   seconds: number;
-  models: { name: string; version: string; slots: number; running: { slot: number; began: number; beams: number; tokens: number }[];
+  models: { name: string; version: string; slots: number; running: { slot: number; began: number; ended: number | null; beams: number; tokens: number }[];
     finished: { slot: number; began: number; ended: number; tokens: number; outcome: string }[] }[];
 }
 
@@ -50,6 +50,8 @@ function series(points: Point[], past: Past, value: (point: Point) => number | n
 }
 
 const COLORS = ["c1", "c2", "c5", "c3", "c4"];
+/** Of the model with that place: the colours come again, dashed. */
+const colorOf = (place: number) => `${COLORS[place % COLORS.length]!}${place >= COLORS.length ? " dashed" : ""}`;
 
 export function Live() {
   const { found: past, error } = usePolled<Past>("v1/live", 2);
@@ -57,9 +59,12 @@ export function Live() {
   if (!past) return <div class="stack"><Problem error={error} /></div>;
   const key = (model: { name: string; version: string }) => `${model.name}/${model.version}`;
   const models = past.models.filter((model) => !only || key(model) === only);
+  // A model that did nothing is a line at zero, of which many hide the others.
+  const drawn = past.models.map((model, place) => ({ ...model, color: colorOf(place) })).filter((model) => (only ? key(model) === only : model.points.length > 0));
+  const idle = models.filter((model) => model.points.length === 0);
   const seconds = past.bins * past.bin_seconds;
   const each = (value: (point: Point) => number | null, idle: number | null): Line[] =>
-    models.map((model, index) => ({ name: model.name, color: COLORS[index % 5]!, points: series(model.points, past, value, idle) }));
+    drawn.map((model) => ({ name: model.name, color: model.color, points: series(model.points, past, value, idle) }));
   const recent = models.flatMap((model) => model.points.filter((point) => point.seconds_ago < 12));
   const sum = (value: (point: Point) => number) => recent.reduce((total, point) => total + value(point), 0);
   const now = models.map((model) => model.points.find((point) => point.seconds_ago < 2 * past.bin_seconds));
@@ -72,22 +77,23 @@ export function Live() {
       <Problem error={error} />
       {past.models.length > 1 && <label class="choice">Model <select value={only} onChange={(event) => setOnly(event.currentTarget.value)}><option value="">all</option>{past.models.map((model) => <option key={key(model)} value={key(model)}>{model.name}, version {model.version}</option>)}</select></label>}
       <div class="cards">
-        <Figure name="requests" value={(sum((point) => point.requests) / 10).toFixed(1)} more="a second, of the last ten" />
+        <Figure name="requests" value={(sum((point) => point.requests) / 10).toFixed(1)} more="a second, over ten seconds" />
         <Figure name="tokens" value={(sum((point) => point.tokens) / 10).toFixed(0)} more="written a second" />
-        <Figure name="slots" value={`${active} of ${slots}`} more="taken at once" />
+        <Figure name="slots" value={`${active} of ${slots}`} more="taken, at the most" />
         <Figure name="queue" value={String(now.reduce((total, point) => total + (point?.queued ?? 0), 0))} more="requests wait" />
         <Figure name="p95" value={p95 ? `${(1000 * p95).toFixed(0)} ms` : "–"} more="from submission to answer" />
         <Figure name="failed" value={String(sum((point) => point.failed))} more="in ten seconds" bad={sum((point) => point.failed) > 0} />
         <Figure name="memory" value={memory ? `${memory.toFixed(0)} MiB` : "–"} more="of the process" />
       </div>
+      {idle.length > 0 && <p class="hint">Idle for ten minutes, and not drawn: {idle.map((model) => model.name).join(", ")}.</p>}
       <div class="plots">
         <Chart title="Requests a second" hint="answered or failed" seconds={seconds} lines={each((point) => point.requests / past.bin_seconds, 0)} />
         <Chart title="Tokens a second" hint="of the best hypotheses" seconds={seconds} lines={each((point) => point.tokens / past.bin_seconds, 0)} />
         <Chart title="Slots taken" hint="the most at once" seconds={seconds} whole lines={each((point) => point.active, 0)} />
-        <Chart title="Occupancy" hint="share of the slots that a step used, on average" unit=" %" seconds={seconds} lines={models.map((model, index) => ({ name: model.name, color: COLORS[index % 5]!, points: series(model.points, past, (point) => (100 * point.mean_active) / model.slots, 0) }))} />
+        <Chart title="Occupancy" hint="share of the slots that a step used, on average" unit=" %" seconds={seconds} lines={drawn.map((model) => ({ name: model.name, color: model.color, points: series(model.points, past, (point) => (100 * point.mean_active) / model.slots, 0) }))} />
         <Chart title="Queue" hint="the most that waited" seconds={seconds} whole lines={each((point) => point.queued, 0)} />
         <Chart title="Step" hint="mean time of a step" unit=" ms" seconds={seconds} lines={each((point) => (point.steps ? (1000 * point.step_seconds) / point.steps : null), null)} />
-        <Chart title="Latency" hint="from submission to answer; a percentile looks back ten seconds" unit=" ms" seconds={seconds} lines={latencies(models, past)} />
+        <Chart title="Latency" hint="from submission to answer; a percentile looks back ten seconds" unit=" ms" seconds={seconds} lines={latencies(drawn, past)} />
         <Chart title="Memory" hint="of the whole process" unit=" MiB" seconds={seconds} lines={[{ name: "resident", color: "c4", points: memoryOf(past) }]} />
       </div>
       <BatchView />
@@ -95,10 +101,10 @@ export function Live() {
   );
 }
 
-function latencies(models: Past["models"], past: Past): Line[] {
+function latencies(models: (Past["models"][0] & { color: string })[], past: Past): Line[] {
   const shown = [["p50", "c5"], ["p95", "c2"], ["p99", "c3"]] as const;
   if (models.length === 1) return shown.map(([name, color]) => ({ name, color, points: series(models[0]!.points, past, (point) => point[name] === null ? null : 1000 * point[name]!, null) }));
-  return models.map((model, index) => ({ name: `${model.name} p95`, color: COLORS[index % 5]!, points: series(model.points, past, (point) => point.p95 === null ? null : 1000 * point.p95, null) }));
+  return models.map((model) => ({ name: `${model.name} p95`, color: model.color, points: series(model.points, past, (point) => point.p95 === null ? null : 1000 * point.p95, null) }));
 }
 
 function memoryOf(past: Past) {
@@ -112,25 +118,38 @@ function Figure({ name, value, more, bad }: { name: string; value: string; more:
 
 function BatchView() {
   const { found, error } = usePolled<Batch>("v1/live/batch", 1);
-  const lane = 13;
+  const used = (model: Batch["models"][0]) => model.running.length + model.finished.length > 0;
+  const idle = found?.models.filter((model) => !used(model)) ?? [];
   return (
-    <Card id="batch" title="The batch" hint="Which slot was taken when, in the last minute. A request’s text is never shown.">
+    <Card id="batch" title="The batch" hint="Which slot was taken when, in the last minute: blue is over, orange runs, red failed. A request moves to a lower slot when one becomes free. Its text is never shown.">
       <Problem error={error} />
-      {found?.models.map((model) => {
-        const used = [...model.running.map((each) => each.slot), ...model.finished.map((each) => each.slot)];
-        const lanes = Math.max(4, ...used.map((slot) => slot + 1));
-        const x = (ago: number) => 46 + (1 - Math.min(1, Math.max(0, ago / found.seconds))) * 1100;
-        const height = lanes * lane + 20;
-        return <div key={`${model.name}/${model.version}`}>
-          <h3>{model.name} <small>{model.running.length} of {model.slots} slots taken</small></h3>
-          <svg class="batch" viewBox={`0 0 1160 ${height}`} role="img" aria-label={`${model.name}: ${model.running.length} of ${model.slots} slots taken, ${model.finished.length} requests ended in the last minute`}>
-            {Array.from({ length: lanes }, (_, slot) => <g key={slot}><line class="grid" x1={46} x2={1146} y1={slot * lane + lane} y2={slot * lane + lane} />{slot % 4 === 0 && <text x={40} y={slot * lane + 11} text-anchor="end">{slot}</text>}</g>)}
-            {model.finished.map((each, index) => <rect key={index} class={each.outcome === "ok" ? "ok" : "failed"} x={x(each.began)} y={each.slot * lane + 1.5} width={Math.max(2, x(each.ended) - x(each.began))} height={lane - 3} rx={2}><title>{`slot ${each.slot}: ${((each.began - each.ended) * 1000).toFixed(0)} ms, ${each.tokens} tokens, ${each.outcome}`}</title></rect>)}
-            {model.running.map((each) => <rect key={`r${each.slot}`} class="running" x={x(each.began)} y={each.slot * lane + 1.5} width={Math.max(3, 1146 - x(each.began))} height={lane - 3} rx={2}><title>{`slot ${each.slot}: since ${each.began.toFixed(1)} s, ${each.tokens} tokens, ${each.beams} beams`}</title></rect>)}
-            {[60, 45, 30, 15, 0].map((ago) => <text key={ago} x={x(ago)} y={height - 3} text-anchor={ago === 0 ? "end" : "middle"}>{ago ? `−${ago} s` : "now"}</text>)}
-          </svg>
-        </div>;
-      })}
+      {found?.models.filter(used).map((model) => <Lanes key={`${model.name}/${model.version}`} model={model} seconds={found.seconds} />)}
+      {idle.length > 0 && <p class="hint idle">No slot taken in the last minute: {idle.map((model) => `${model.name} (${model.slots} slots)`).join(", ")}.</p>}
     </Card>
+  );
+}
+
+const LANE = 13, LEFT = 46, RIGHT = 1146;
+
+function Lanes({ model, seconds }: { model: Batch["models"][0]; seconds: number }) {
+  const lanes = Math.max(4, ...[...model.running, ...model.finished].map((each) => each.slot + 1));
+  const taken = model.running.filter((each) => each.ended === null).length;
+  const x = (ago: number) => LEFT + (1 - Math.min(1, Math.max(0, ago / seconds))) * (RIGHT - LEFT);
+  const height = lanes * LANE + 20;
+  const bar = (name: string, slot: number, began: number, ended: number, title: string, key: string) => (
+    <rect key={key} class={name} data-slot={slot} x={x(began)} y={slot * LANE + 1.5} width={Math.max(2, x(ended) - x(began))} height={LANE - 3} rx={2}><title>{title}</title></rect>
+  );
+  return (
+    <div>
+      <h3>{model.name} <small>{taken} of {model.slots} slots taken</small></h3>
+      <div class="table"><svg class="batch" viewBox={`0 0 1160 ${height}`} role="img" aria-label={`${model.name}: ${taken} of ${model.slots} slots taken; the last minute of each`}>
+        {Array.from({ length: lanes }, (_, slot) => <g key={slot}><line class="grid" x1={LEFT} x2={RIGHT} y1={(slot + 1) * LANE} y2={(slot + 1) * LANE} />{slot % 4 === 0 && <text x={LEFT - 6} y={slot * LANE + 11} text-anchor="end">{slot}</text>}</g>)}
+        {model.finished.map((each, index) => bar(each.outcome === "ok" ? "ok" : "failed", each.slot, each.began, each.ended,
+          `slot ${each.slot}: ${((each.began - each.ended) * 1000).toFixed(0)} ms; ${each.tokens} tokens in all, ${each.outcome}`, `f${index}`))}
+        {model.running.map((each, index) => bar("running", each.slot, each.began, each.ended ?? 0,
+          `slot ${each.slot}: ${each.ended === null ? `since ${each.began.toFixed(1)} s` : "before it moved"}; ${each.tokens} tokens so far, ${each.beams} beams`, `r${index}`))}
+        {[60, 45, 30, 15, 0].map((ago) => <text key={ago} x={x(ago)} y={height - 3} text-anchor={ago === 0 ? "end" : ago === 60 ? "start" : "middle"}>{ago ? `−${ago} s` : "now"}</text>)}
+      </svg></div>
+    </div>
   );
 }

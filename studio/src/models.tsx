@@ -82,7 +82,7 @@ export function checks(found: Record<string, any>, share: (value: number) => str
   const rows: Check[] = [];
   const tolerance = found.tolerance ?? {};
   if (found.max_log_prob_difference !== undefined) rows.push({
-    what: "Largest difference of a log-probability", about: "over a grid of beams, lengths and batches", found: power(found.max_log_prob_difference),
+    what: "Largest difference of a log-probability", about: `over a grid of beams, lengths and batches${found.longest_compared ? `, up to ${found.longest_compared} tokens` : ""}`, found: power(found.max_log_prob_difference),
     allowed: tolerance.log_prob === undefined ? "" : `at most ${tolerance.log_prob}`, passed: tolerance.log_prob === undefined ? undefined : found.max_log_prob_difference <= tolerance.log_prob,
   });
   if (found.beam_exact_share !== undefined) rows.push({
@@ -93,6 +93,14 @@ export function checks(found: Record<string, any>, share: (value: number) => str
     what: "Identical ids and text", about: `of ${found.lines_compared} lines, through the tokenizers`, found: share(found.text_exact_share),
     allowed: tolerance.text_exact === undefined ? "" : `at least ${share(tolerance.text_exact)}`, passed: found.text_exact_share >= (tolerance.text_exact ?? 0),
   });
+  if (found.max_difference !== undefined) rows.push({
+    what: "Largest difference of a value", about: `of probabilities and vectors, over ${found.requests_compared} requests`, found: power(found.max_difference),
+    allowed: tolerance.value === undefined ? "" : `at most ${tolerance.value}`, passed: tolerance.value === undefined ? undefined : found.max_difference <= tolerance.value,
+  });
+  if (found.label_exact_share !== undefined) rows.push({
+    what: "The same label", about: "as the original model gives", found: share(found.label_exact_share),
+    allowed: tolerance.label_exact === undefined ? "" : `at least ${share(tolerance.label_exact)}`, passed: found.label_exact_share >= (tolerance.label_exact ?? 0),
+  });
   const lowered = found.lowered;
   if (lowered) rows.push({
     what: `${lowered.precision} beside float32: mean difference`, about: `over ${lowered.requests_compared} requests; largest ${power(lowered.max_log_prob_difference)}`,
@@ -101,10 +109,6 @@ export function checks(found: Record<string, any>, share: (value: number) => str
   }, {
     what: `${lowered.precision} beside float32: the same best answer`, about: "what rounding changes, said openly", found: share(lowered.same_best_share),
     allowed: lowered.same_best_required ? `at least ${share(lowered.same_best_required)}` : "", passed: lowered.same_best_required ? lowered.same_best_share >= lowered.same_best_required : undefined,
-  });
-  const long = found.long_sequence ?? found.long_sequences;
-  if (long && typeof long === "object" && long.max_log_prob_difference !== undefined) rows.push({
-    what: "A sequence at the model's limit", about: `${long.tokens ?? long.length ?? ""} tokens`, found: power(long.max_log_prob_difference), allowed: "", passed: undefined,
   });
   return rows;
 }

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { post, type Model, type Token } from "./api.ts";
 import { AsCode } from "./code.tsx";
 import { TokenText } from "./generate.tsx";
+import { Languages } from "./languages.tsx";
 import { Card, Confidence, Field, fixed, given, percent, Problem, RunButtons, sends, useRun } from "./ui.tsx";
 
 interface Scored { tokens?: Token[]; log_prob?: number; perplexity?: number; scored_tokens?: number }
@@ -10,18 +11,23 @@ interface Scored { tokens?: Token[]; log_prob?: number; perplexity?: number; sco
 export function Score({ model }: { model: Model }) {
   const translates = model.task === "translate";
   const [source, setSource] = useState("Save the file.");
-  const [text, setText] = useState(translates ? "Speichern Sie die Datei." : "The cat sat on the mat.\nMat the on sat cat the.");
+  const [text, setText] = useState(translates ? "Speichern Sie die Datei.\nDatei die Sie speichern." : "The cat sat on the mat.\nMat the on sat cat the.");
+  const [source_language, setSourceLanguage] = useState<string | undefined>();
+  const [target_language, setTargetLanguage] = useState<string | undefined>();
   const [found, setFound] = useState<Scored[]>([]);
   const { running, error, run, stop } = useRun();
   const texts = text.split("\n").filter((line) => line.trim());
-  const body = given({ model: model.name, version: model.version, sources: translates ? [{ text: source }] : undefined, texts: texts.map((each) => ({ text: each })) });
+  const body = given({ model: model.name, version: model.version, source_language, target_language, sources: translates ? [{ text: source }] : undefined, texts: texts.map((each) => ({ text: each })) });
   const go = () => run(async (signal) => setFound((await post<{ scores: Scored[] }>("v1/score", body, signal)).scores));
   return (
     <div class="stack" onKeyDown={sends(go)}>
-      <Card title="Score" hint="How likely the model finds given texts: one on each line.">
+      <Card title="Score" hint={`How likely the model finds given ${translates ? "translations" : "texts"}, one on each line.`}>
         {translates && <Field label="Source"><input id="source" value={source} onInput={(event) => setSource(event.currentTarget.value)} /></Field>}
-        <textarea id="text" aria-label={translates ? "translations to score" : "texts to score"} rows={4} value={text} onInput={(event) => setText(event.currentTarget.value)} />
-        <div class="row"><RunButtons running={running} go={go} stop={stop} name="Score" disabled={!texts.length} /></div>
+        <Field label={translates ? "Translations" : "Texts"}><textarea id="text" rows={4} value={text} onInput={(event) => setText(event.currentTarget.value)} /></Field>
+        <div class="row">
+          {translates && <Languages model={model} source={source_language} target={target_language} onSource={setSourceLanguage} onTarget={setTargetLanguage} />}
+          <RunButtons running={running} go={go} stop={stop} name="Score" disabled={!texts.length} />
+        </div>
         <Problem error={error} />
       </Card>
       {found.length > 0 && <Card id="answer" title="Surprise" tools={<Confidence />} hint="The redder, the less the model expected it. Perplexity: among how many tokens it hesitated, on average.">
@@ -41,11 +47,11 @@ interface Labelled { labels: { name: string; probability?: number }[] }
 
 export function Classify({ model }: { model: Model }) {
   const [text, setText] = useState("What a beautiful day.\nNothing works, and nobody answers.");
-  const [found, setFound] = useState<Labelled[]>([]);
+  const [found, setFound] = useState<{ texts: string[]; answers: Labelled[] } | null>(null);
   const { running, error, run, stop } = useRun();
   const texts = text.split("\n").filter((line) => line.trim());
   const body = { model: model.name, version: model.version, inputs: texts.map((each) => ({ text: each })) };
-  const go = () => run(async (signal) => setFound((await post<{ classifications: Labelled[] }>("v1/classify", body, signal)).classifications));
+  const go = () => run(async (signal) => setFound({ texts, answers: (await post<{ classifications: Labelled[] }>("v1/classify", body, signal)).classifications }));
   return (
     <div class="stack" onKeyDown={sends(go)}>
       <Card title="Classify" hint="One text on each line.">
@@ -53,8 +59,8 @@ export function Classify({ model }: { model: Model }) {
         <div class="row"><RunButtons running={running} go={go} stop={stop} name="Classify" disabled={!texts.length} /></div>
         <Problem error={error} />
       </Card>
-      {found.length > 0 && <Card id="answer" title="Labels">{found.map((each, index) => (
-        <div key={index} class="labelled"><p>{texts[index]}</p><ul class="bars">{each.labels.slice(0, 8).map((one) => (
+      {found && <Card id="answer" title="Labels">{found.answers.map((each, index) => (
+        <div key={index} class="labelled"><p>{found.texts[index]}</p><ul class="bars">{each.labels.slice(0, 8).map((one) => (
           <li key={one.name}><span>{one.name}</span><span class="bar"><i style={{ width: `${100 * (one.probability ?? 0)}%` }} /></span><span class="figure">{percent(one.probability ?? 0)}</span></li>
         ))}</ul></div>
       ))}</Card>}
@@ -79,6 +85,8 @@ export function Embed({ model }: { model: Model }) {
     const answer = await post<{ embeddings: { values: number[] }[] }>("v1/embed", body, signal);
     setFound({ texts, vectors: answer.embeddings.map((each) => each.values) });
   });
+  const alike = found ? found.vectors.map((row) => found.vectors.map((other) => cosine(row, other))) : [];
+  const least = Math.min(0.999, ...alike.flat()); // colours begin here: texts are often all rather alike
   const short = (value: string) => (value.length > 28 ? `${value.slice(0, 27)}…` : value);
   return (
     <div class="stack" onKeyDown={sends(go)}>
@@ -87,12 +95,10 @@ export function Embed({ model }: { model: Model }) {
         <div class="row"><RunButtons running={running} go={go} stop={stop} name="Embed" disabled={!texts.length} /></div>
         <Problem error={error} />
       </Card>
-      {found && <Card id="answer" title="Similarity" hint={`Cosine of vectors with ${found.vectors[0]?.length ?? 0} values.`}>
-        <div class="table"><table class="matrix"><thead><tr><td /> {found.texts.map((each, index) => <th key={index} scope="col">{short(each)}</th>)}</tr></thead>
-          <tbody>{found.vectors.map((row, index) => <tr key={index}><th scope="row">{short(found.texts[index]!)}</th>{found.vectors.map((other, column) => {
-            const value = cosine(row, other);
-            return <td key={column} style={{ "--attention": Math.max(0, value).toFixed(3) }}>{value.toFixed(2)}</td>;
-          })}</tr>)}</tbody></table></div>
+      {found && <Card id="answer" title="Similarity" hint={`Cosine of vectors with ${found.vectors[0]?.length ?? 0} values. The stronger the colour, the more alike among these.`}>
+        <div class="table"><table class="matrix"><thead><tr><td />{found.texts.map((each, index) => <th key={index} scope="col">{short(each)}</th>)}</tr></thead>
+          <tbody>{alike.map((row, index) => <tr key={index}><th scope="row">{short(found.texts[index]!)}</th>{row.map((value, column) =>
+            <td key={column} style={{ "--attention": ((value - least) / (1 - least)).toFixed(3) }}>{value.toFixed(2)}</td>)}</tr>)}</tbody></table></div>
       </Card>}
       <AsCode asked={{ path: "v1/embed", body }} />
     </div>

@@ -15,10 +15,14 @@ export function readable(piece: string): string {
 
 export const isEnd = (piece: string) => /^<\/s>$|^<\|.*end.*\|>$|^<eos>$|^<\|im_end\|>$/i.test(piece);
 
+/** A token that names a language, as NLLB, mBART, M2M100, MADLAD and Marian write them: no word of the text. */
+export const isLanguage = (piece: string) => /^([a-z]{3}_[A-Z][a-z]{3}|[a-z]{2}_[A-Z]{2}|__[a-z]{2,3}__|<2[A-Za-z_]+>|>>[A-Za-z_]+<<)$/.test(piece);
+
 /** A short label: what begins a word stands as it is, what continues one begins with a dot. */
 export function label(piece: string | undefined, first = false): string {
   if (piece === undefined || piece === "") return "∎";
   if (isEnd(piece)) return "end";
+  if (isLanguage(piece)) return piece;
   const text = readable(piece);
   const trimmed = text.trim();
   if (trimmed === "") return "␣";
@@ -32,7 +36,7 @@ export function words(tokens: Token[]): Word[] {
   const found: Word[] = [];
   tokens.forEach((token, index) => {
     const piece = token.piece ?? "";
-    if (isEnd(piece) || piece === "<pad>") return;
+    if (isEnd(piece) || isLanguage(piece) || piece === "<pad>") return;
     const text = readable(piece);
     const current = found.at(-1);
     const joins = current && !beginsWord(piece) && !/^[\s]/.test(text);

@@ -3,9 +3,10 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { stream, type Hypothesis, type Model, type Step, type Translation } from "./api.ts";
 import { Attention } from "./attention.tsx";
 import { AsCode, type Asked } from "./code.tsx";
+import { Languages, tagOf } from "./languages.tsx";
 import { words } from "./pieces.ts";
 import { BeamTree } from "./tree-view.tsx";
-import { Card, Confidence, confidence, Copy, Field, fixed, given, number, NumberField, percent, Problem, RunButtons, sends, useRun } from "./ui.tsx";
+import { Card, Confidence, confidence, Copy, Field, fixed, given, number, NumberField, percent, Problem, RunButtons, sends, useRoving, useRun } from "./ui.tsx";
 
 const SAMPLES = [
   "The file could not be opened.", "Please wait until the download has finished.", "Do you want to save your changes before closing?",
@@ -58,8 +59,7 @@ export function Translate({ model }: { model: Model }) {
           {captions ? <FeatureInput model={model} text={text} setText={setText} />
             : <textarea id="text" aria-label="text to translate" value={text} onInput={(event) => setText(event.currentTarget.value)} rows={4} autofocus spellcheck />}
           <div class="row">
-            {(model.source_languages?.length ?? 0) > 1 && <Languages label="from" known={model.source_languages!} value={options.source_language} onChange={set("source_language")} />}
-            {(model.target_languages?.length ?? 0) > 1 && <Languages label="to" known={model.target_languages!} value={options.target_language} onChange={set("target_language")} />}
+            <Languages model={model} source={options.source_language} target={options.target_language} onSource={set("source_language")} onTarget={set("target_language")} />
             <NumberField label="Beams" value={options.beam_size ?? ""} onChange={set("beam_size")} fallback={defaults.beam_size} min={1} max={model.limits?.max_beam_size} />
             <NumberField label="Length penalty" value={options.length_penalty ?? ""} onChange={set("length_penalty")} fallback={defaults.length_penalty} min={-10} max={10} step="any" />
             <RunButtons running={running} go={go} stop={stop} name={captions ? "Describe" : "Translate"} disabled={!text.trim()} />
@@ -68,14 +68,14 @@ export function Translate({ model }: { model: Model }) {
             <summary>More options <small>what is left empty is the model’s default</small></summary>
             <div class="row">
               <NumberField label="Hypotheses" value={options.num_hypotheses ?? ""} onChange={set("num_hypotheses")} fallback="all beams" min={1} max={model.limits?.max_beam_size} />
-              <NumberField label="Longest" value={options.max_length ?? ""} onChange={set("max_length")} fallback={defaults.max_length} min={2} max={model.limits?.max_target_length} />
-              <NumberField label="Shortest" value={options.min_length ?? ""} onChange={set("min_length")} fallback={defaults.min_length} min={0} />
-              <NumberField label="No repeated n-grams of" value={options.no_repeat_ngram_size ?? ""} onChange={set("no_repeat_ngram_size")} fallback={defaults.no_repeat_ngram_size} min={0} />
+              <NumberField label="Max length" value={options.max_length ?? ""} onChange={set("max_length")} fallback={defaults.max_length} min={2} max={model.limits?.max_target_length} />
+              <NumberField label="Min length" value={options.min_length ?? ""} onChange={set("min_length")} fallback={defaults.min_length} min={0} />
+              <NumberField label="No repeated n-gram of" value={options.no_repeat_ngram_size ?? ""} onChange={set("no_repeat_ngram_size")} fallback={defaults.no_repeat_ngram_size} min={0} />
               <NumberField label="Repetition penalty" value={options.repetition_penalty ?? ""} onChange={set("repetition_penalty")} fallback={defaults.repetition_penalty} min={0.01} step="any" />
               <Field label="Early stopping"><select value={options.early_stopping ?? ""} onChange={(event) => set("early_stopping")(event.currentTarget.value)}>
                 <option value="">default ({String(defaults.early_stopping)})</option><option value="EARLY_STOPPING_FALSE">false</option><option value="EARLY_STOPPING_TRUE">true</option><option value="EARLY_STOPPING_NEVER">never</option>
               </select></Field>
-              {!captions && <Field label="Begins with"><input value={options.target_prefix ?? ""} onInput={(event) => set("target_prefix")(event.currentTarget.value)} /></Field>}
+              {!captions && <Field label="Target prefix"><input value={options.target_prefix ?? ""} onInput={(event) => set("target_prefix")(event.currentTarget.value)} /></Field>}
               {!captions && <Field label="Split into sentences"><select value={options.split ?? ""} onChange={(event) => set("split")(event.currentTarget.value)}>
                 <option value="">long texts ({splits ? "yes" : "no"})</option><option value="on">always</option><option value="off">never</option>
               </select></Field>}
@@ -84,9 +84,9 @@ export function Translate({ model }: { model: Model }) {
           <Problem error={error} />
         </Card>
         <Card id="answer" title={captions ? "Caption" : "Translation"}
-          hint={answer ? summary(answer, seconds) : running ? "…" : splits ? "A long text: sentence by sentence, and only the best of each." : undefined}
+          hint={answer ? summary(answer, seconds, captions ? "vectors" : "tokens") : running ? "…" : splits ? "A long text: sentence by sentence, and only the best of each." : undefined}
           tools={<>{hypothesis?.tokens && <Confidence />}<Copy text={hypothesis?.text ?? streamed} /></>}>
-          <div class="output" aria-live="polite" aria-busy={running} lang={options.target_language ?? model.target_languages?.[0]}>
+          <div class="output" aria-live="polite" aria-busy={running} lang={tagOf(model, options.target_language || (model.default_target_language ?? only(model.target_languages)))}>
             {hypothesis?.tokens?.length && hypothesis.token_log_probs && !splits
               ? <Words hypothesis={hypothesis} onPoint={setHovered} />
               : <p class="plain">{hypothesis?.text ?? streamed}{running && <span class="caret" />}</p>}
@@ -104,7 +104,7 @@ export function Translate({ model }: { model: Model }) {
         </Card>
       </div>
       <div class="stack">
-        {answer && hypothesis?.alignment?.length ? <Attention key={shown} source={answer.source ?? regions(hypothesis)} hypothesis={hypothesis} hovered={hovered} />
+        {answer && hypothesis?.alignment?.length ? <Attention key={shown} source={answer.source ?? regions(hypothesis)} what={captions ? "vector" : "source token"} hypothesis={hypothesis} hovered={hovered} />
           : <Card title="Attention"><p class="hint empty">What each word looked at: after a translation of one sentence.</p></Card>}
       </div>
       <div class="wide stack">
@@ -143,12 +143,17 @@ function FeatureInput({ model, text, setText }: { model: Model; text: string; se
   const random = () => setText(Array.from({ length: 4 }, () => Array.from({ length: width }, () => (2 * Math.random() - 1).toFixed(3)).join(" ")).join("\n"));
   return (
     <>
-      <p class="hint">This model reads vectors of {width} values, one line for each, such as an image encoder makes. <button type="button" class="quiet" onClick={random}>Random ones</button>
-        {" "}<label class="quiet file">From a file <input type="file" accept=".txt,.csv,.json" onChange={async (event) => { const file = event.currentTarget.files?.[0]; if (file) setText(await file.text()); }} /></label></p>
+      <p class="hint">This model reads vectors of {width} values, one line for each, such as an image encoder makes.</p>
+      <div class="fill">
+        <button type="button" class="quiet" id="random" onClick={random}>Random ones</button>
+        <label class="quiet file">From a file<input type="file" accept=".txt,.csv,.json" onChange={async (event) => { const file = event.currentTarget.files?.[0]; if (file) setText(await file.text()); }} /></label>
+      </div>
       <textarea id="text" aria-label="feature vectors" class="mono" rows={5} value={text} onInput={(event) => setText(event.currentTarget.value)} />
     </>
   );
 }
+
+const only = (codes: string[] | undefined) => (codes?.length === 1 ? codes[0] : undefined);
 
 /** The columns of a model that reads no text: the vectors by their numbers. */
 const regions = (hypothesis: Hypothesis) => hypothesis.alignment![0]!.weights.map((_, index) => ({ piece: `▁${index + 1}` }));
@@ -161,35 +166,20 @@ function Samples({ choose }: { choose: (text: string) => void }) {
   );
 }
 
-function Languages({ label, known, value, onChange }: { label: string; known: string[]; value?: string; onChange: (value: string) => void }) {
-  const names = new Intl.DisplayNames(["en"], { type: "language" });
-  const name = (code: string) => { try { return names.of(code) ?? code; } catch { return code; } };
-  return <Field label={label}><select value={value ?? ""} onChange={(event) => onChange(event.currentTarget.value)}>
-    <option value="">default</option>{known.map((each) => <option key={each} value={each}>{name(each)}</option>)}
-  </select></Field>;
-}
-
 function Words({ hypothesis, onPoint }: { hypothesis: Hypothesis; onPoint: (tokens: number[]) => void }) {
   const tokens = hypothesis.tokens!;
   const found = words(tokens);
-  const [at, setAt] = useState(0);
+  const { row, tabIndex } = useRoving(found.length);
   const point = (index: number | null) => {
     const word = index === null ? undefined : found[index];
     onPoint(word ? Array.from({ length: word.last - word.first + 1 }, (_, place) => word.first + place) : []);
   };
-  const keys = (event: KeyboardEvent) => {
-    const next = event.key === "ArrowRight" ? at + 1 : event.key === "ArrowLeft" ? at - 1 : null;
-    if (next === null || !found[next]) return;
-    event.preventDefault();
-    setAt(next);
-    ((event.currentTarget as HTMLElement).children[next] as HTMLElement).focus();
-  };
   return (
-    <p class="words" onMouseLeave={() => point(null)} onKeyDown={keys}>
+    <p class="words" onMouseLeave={() => point(null)} {...row}>
       {found.map((word, index) => {
         const logProb = (hypothesis.token_log_probs ?? []).slice(word.first, word.last + 1).reduce((sum, each) => sum + each, 0);
         const probability = Math.exp(logProb);
-        return <span key={index} class={confidence(probability)} tabIndex={index === at ? 0 : -1} title={percent(probability)} data-probability={probability}
+        return <span key={index} class={confidence(probability)} tabIndex={tabIndex(index)} title={percent(probability)} data-probability={probability}
           aria-label={`${word.text}, ${percent(probability)}`} onMouseEnter={() => point(index)} onFocus={() => point(index)} onBlur={() => point(null)}>{word.text}</span>;
       })}
     </p>
@@ -213,9 +203,9 @@ function share(hypotheses: Hypothesis[], index: number): number {
   return Math.exp(((hypotheses[index]?.score ?? 0) - best) * 3);
 }
 
-function summary(answer: Translation, seconds: number | null): string {
+function summary(answer: Translation, seconds: number | null, read: string): string {
   const timings = answer.timings ?? {};
-  const parts = [`${answer.source_tokens ?? 0} tokens read`, `${answer.hypotheses[0]?.token_log_probs?.length ?? 0} written`];
+  const parts = [`${answer.source_tokens ?? 0} ${read} read`, `${answer.hypotheses[0]?.token_log_probs?.length ?? 0} tokens written`];
   if (timings.decode_ms !== undefined) parts.push(`decoded in ${timings.decode_ms.toFixed(0)} ms`);
   if (timings.queue_ms !== undefined && timings.queue_ms >= 1) parts.push(`waited ${timings.queue_ms.toFixed(0)} ms`);
   if (seconds !== null) parts.push(`${(1000 * seconds).toFixed(0)} ms in all`);

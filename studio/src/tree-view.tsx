@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Step, Trace } from "./api.ts";
 import { alive, pathOf, standings, treeOf, type Node } from "./beamtree.ts";
-import { label, readable } from "./pieces.ts";
+import { isEnd, isLanguage, label, readable } from "./pieces.ts";
 import { Card, Downloads, fixed, percent } from "./ui.tsx";
 
 const FATES: Record<string, string> = {
@@ -16,7 +16,7 @@ function look(rows: number) {
   return { row: 19, column: 92, scores: false };
 }
 
-const textOf = (node: Node) => pathOf(node).map((each) => readable(each.piece ?? "").replace("</s>", "")).join("").trim();
+const textOf = (node: Node) => pathOf(node).map((each) => each.piece ?? "").filter((piece) => !isEnd(piece) && !isLanguage(piece)).map(readable).join("").trim();
 
 export function BeamTree({ steps, trace, running }: { steps: Step[]; trace?: Trace; running: boolean }) {
   const beams = trace?.beam_size ?? Math.max(1, ...steps.map((step) => step.candidates.filter((each) => each.fate === "SEARCH_FATE_LIVE").length));

@@ -92,6 +92,24 @@ export function RunButtons({ running, go, stop, name, disabled }: {
     : <button type="button" class="primary" onClick={go} disabled={disabled}>{name} <kbd>Ctrl ↵</kbd></button>;
 }
 
+/** Of many small things in a row only one is a stop of the Tab key; the arrow keys go on from it. */
+export function useRoving(count: number) {
+  const [at, setAt] = useState(0);
+  const here = Math.min(at, Math.max(0, count - 1));
+  const onKeyDown = (event: KeyboardEvent) => {
+    const next = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: count - 1 }[event.key];
+    if (next === undefined || next < 0 || next >= count) return;
+    event.preventDefault();
+    setAt(next);
+    ((event.currentTarget as HTMLElement).children[next] as HTMLElement).focus();
+  };
+  const onFocusCapture = (event: FocusEvent) => {
+    const found = [...(event.currentTarget as HTMLElement).children].indexOf(event.target as HTMLElement);
+    if (found >= 0) setAt(found);
+  };
+  return { row: { onKeyDown, onFocusCapture }, tabIndex: (index: number) => (index === here ? 0 : -1) };
+}
+
 export const percent = (value: number) => `${(100 * value).toFixed(value > 0.9995 || value < 0.0995 ? 1 : 0)} %`;
 export const fixed = (value: number | undefined, digits = 3) => (value === undefined ? "–" : value.toFixed(digits));
 

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { Candidate, Step, Trace } from "../src/api.ts";
 import { alive, pathOf, standings, treeOf } from "../src/beamtree.ts";
-import { label, words } from "../src/pieces.ts";
+import { named, tagOf } from "../src/languages.tsx";
+import { isLanguage, label, words } from "../src/pieces.ts";
 
 const candidate = (piece: string, parent: number, score: number, length: number, fate: "LIVE" | "PRUNED" | "FINISHED"): Candidate =>
   ({ id: 1, piece, parent, score, normalized_score: score / length, fate: `SEARCH_FATE_${fate}` });
@@ -55,4 +56,18 @@ test("pieces become words", () => {
   const tokens = ["▁Die", "▁Datei", "en", ".", "</s>"].map((piece) => ({ piece }));
   assert.deepEqual(words(tokens).map((word) => [word.text, word.first, word.last]), [["Die", 0, 0], ["Dateien.", 1, 3]]);
   assert.deepEqual(["▁Die", "en", ".", "</s>", "<0x20>", undefined].map((piece) => label(piece)), ["Die", "·en", ".", "end", "␣", "∎"]);
+});
+
+test("a language's token is no word, and is read as it stands", () => {
+  const tokens = ["deu_Latn", "▁Guten", "▁Tag", "</s>"].map((piece) => ({ piece }));
+  assert.deepEqual(words(tokens), [{ text: "Guten", first: 1, last: 1 }, { text: "Tag", first: 2, last: 2 }]);
+  for (const piece of ["deu_Latn", "de_DE", "__de__", "<2zh_Hant>", ">>deu<<"]) assert.ok(isLanguage(piece), piece);
+  for (const piece of ["▁de_DE", "de", "_", "a_b", "__init__", "<2", "<<"]) assert.equal(isLanguage(piece), false, piece);
+  assert.equal(label("deu_Latn"), "deu_Latn");
+});
+
+test("languages are named by their standard tags, and two of one name by their codes", () => {
+  const model = { name: "m", version: "1", task: "translate", language_tags: { deu_Latn: "de", zho_Hans: "zh-Hans" } } as const;
+  assert.equal(tagOf(model, "deu_Latn"), "de");
+  assert.deepEqual(named(model, ["zho_Hans", "deu_Latn", "de", "not a tag"]).map((each) => each.name), ["German, de", "German, deu_Latn", "Simplified Chinese", "not a tag"]);
 });

@@ -243,6 +243,27 @@ class TestRetries:
                 other.delay(refused)
             one.answered()
 
+    def test_no_server_is_waited_for_until_the_deadline_and_without_one_a_number_of_times(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 0.0
+        monkeypatch.setattr("beamline._failures.time.monotonic", lambda: now)
+        gone = Unavailable("gone")
+        patient = Attempts(2, 60)
+        for _ in range(100):
+            try:
+                now += patient.delay(gone)
+            except Unavailable:
+                break
+        assert 50 < now < 60
+        for attempts, failure in ((Attempts(2, None), gone), (Attempts(2, 60), Overloaded("full"))):
+            assert attempts.delay(failure) > 0
+            assert attempts.delay(failure) > 0
+            with pytest.raises(type(failure)):
+                attempts.delay(failure)
+        with pytest.raises(Unavailable):
+            Attempts(0, 60).delay(gone)
+
     async def test_a_server_that_comes_back_is_found(self, caller: MakeCaller) -> None:
         servicer = Scripted()
         async with scripted(servicer) as target:
@@ -354,6 +375,32 @@ class TestCredentials:
             with pytest.raises(Unavailable, match="give client_cert and client_key"):
                 await caller(local(server), tls=ca, token=token, retries=0)("translate", "a")
 
+    def test_a_key_of_another_certificate_is_said_before_anything_is_sent(self, tmp_path: Path) -> None:
+        authority = trustme.CA()
+        ca = tmp_path / "ca.pem"
+        ca.write_bytes(authority.cert_pem.bytes())
+        chain, key = write(tmp_path / "me", authority.issue_cert("me"))
+        _, other = write(tmp_path / "other", authority.issue_cert("other"))
+        with pytest.raises(BeamlineError, match=r"other\.key is not the private key of the certificate .*me\.pem"):
+            Client("localhost:1", tls=ca, client_cert=chain, client_key=other)
+        with pytest.raises(BeamlineError, match="must be a certificate and its private key, both PEM"):
+            Client("localhost:1", tls=ca, client_cert=key, client_key=chain)
+        Client("localhost:1", tls=ca, client_cert=chain, client_key=key).close()
+
+    def test_grpc_writes_no_lines_of_its_own(self, tmp_path: Path) -> None:
+        ca = tmp_path / "ca.pem"
+        ca.write_text("no certificate")
+        code = (
+            "import sys; from beamline import Client, BeamlineError\n"
+            "try: Client('localhost:1', tls=sys.argv[1], retries=0).translate('a')\n"
+            "except BeamlineError as error: print(error)"
+        )
+        clean = {name: value for name, value in environment().items() if name != "GRPC_VERBOSITY"}
+        command = [sys.executable, "-c", code, str(ca)]
+        done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True, timeout=120)
+        assert done.stdout
+        assert done.stderr == ""
+
     async def test_what_does_not_fit_is_said(self, caller: MakeCaller, tmp_path: Path) -> None:
         authority = trustme.CA()
         ca, stranger = tmp_path / "ca.pem", tmp_path / "stranger.pem"
@@ -369,7 +416,7 @@ class TestCredentials:
             with pytest.raises(Misconnected, match="for another name than the target's"):
                 await caller(target.replace("localhost", "127.0.0.1"), tls=ca)("models")
         async with running(EngineDouble(), host="localhost") as server:
-            with pytest.raises(Misconnected, match=r"does not talk TLS: leave tls \(--tls-ca\) away"):
+            with pytest.raises(Misconnected, match=r"does not talk TLS: leave tls \(--tls, --tls-ca\) away"):
                 await caller(local(server), tls=ca)("models")
 
     async def test_nothing_but_the_exception_is_said(self, tmp_path: Path) -> None:

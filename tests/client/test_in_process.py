@@ -37,7 +37,7 @@ from beamline.types import Message, TokenIds
 from tests.client.callers import AsyncLoadedCaller, Caller, LoadedCaller, in_process, texts
 from tests.serving.doubles import EngineDouble, echo, started
 from tests.serving.fake_lm import GatedEngine
-from tests.support.processes import ROOT, environment
+from tests.support.processes import ROOT, environment, eventually
 
 EN_DE = ROOT / "model_repo" / "en-de"
 LINES = [
@@ -285,6 +285,23 @@ class TestLoading:
         with pytest.raises(ModelError, match=r"manifest\.json does not exist"):
             load(tmp_path / "broken")
 
+    def test_a_checkpoint_is_to_be_converted_first(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(ModelNotFound, match="it is a checkpoint, convert it first: beamline convert "):
+            load(tmp_path)
+
+    def test_a_missing_runtime_is_a_sentence(self) -> None:
+        code = (
+            "import sys; sys.modules['onnxruntime'] = None\n"
+            "from beamline import BeamlineError, load\n"
+            "try: load('model_repo/en-de')\n"
+            "except BeamlineError as error: print(error)"
+        )
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("beamline.load needs onnxruntime, which is not installed: in this project's ")
+        assert "pip install '.[cpu]'" in done.stdout
+
     def test_serving_toml_counts_unless_something_else_is_asked_for(self, tmp_path: Path) -> None:
         model = tmp_path / "en-de"
         model.mkdir()
@@ -357,7 +374,7 @@ class TestTheEnd:
         with in_process(engine) as model:
 
             def interrupt() -> None:
-                while not engine.submitted:
+                while len(engine.submitted) < 5:
                     time.sleep(0.001)
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -366,9 +383,9 @@ class TestTheEnd:
             with pytest.raises(KeyboardInterrupt):
                 model.translate(["a"] * 5)
             thread.join()
+            eventually(lambda: len(engine.cancelled) == 5, "the call is cancelled")
             engine.release()
             assert model.translate("b").text == "b"
-            assert len(engine.cancelled) == 5
 
     def test_a_child_of_a_fork_is_told(self) -> None:
         """Threads don't live on in a child: a call there would wait for ever."""

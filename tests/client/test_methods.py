@@ -11,7 +11,7 @@ from beamline.errors import InvalidRequest, ModelNotFound
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
 from beamline.serving.server import Server
-from beamline.types import Features, Message, Model, TokenIds
+from beamline.types import ChatOptions, Features, Message, Model, ScoreOptions, TokenIds, TranslateOptions
 from tests.client.callers import texts
 from tests.client.conftest import MakeCaller
 from tests.serving.doubles import EngineDouble, connected, running, started
@@ -87,6 +87,30 @@ async def test_translate_score_and_models(caller: MakeCaller) -> None:
             await client("translate", "a", model="nonesuch")
         with pytest.raises(InvalidRequest, match="has features"):
             await client("translate", Features([[1.0, 2.0]]))
+
+
+async def test_none_is_left_out(caller: MakeCaller) -> None:
+    async with running(EngineDouble()) as server:
+        client = caller(server.grpc_address)
+        options = dict.fromkeys(TranslateOptions.__annotations__)
+        assert (await client("translate", "a", **options)).text == "a"
+        assert texts(await client.pieces("translate_stream", "a", **options)) == ["a"]
+        assert (
+            await client("score", "a", source="b", **dict.fromkeys(ScoreOptions.__annotations__))
+        ).scored_tokens == 2
+    async with serving(GatedEngine()) as server:
+        client = caller(server.grpc_address)
+        options = {**dict.fromkeys(ChatOptions.__annotations__), "max_tokens": 2}
+        assert (await client("chat", "Hi", **options)).usage.generated_tokens == 2
+        del options["add_generation_prompt"]
+        assert (await client("generate", "Hi", **options)).usage.generated_tokens == 2
+
+
+@pytest.mark.parametrize("given", [b"abc", {"abc": 1}, 3])
+@pytest.mark.parametrize("method", ["translate", "generate", "chat", "score", "classify"])
+async def test_what_is_no_list_of_texts_is_refused(caller: MakeCaller, method: str, given: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"is of type {type(given).__name__}; give a"):
+        await caller("127.0.0.1:1")(method, given)
 
 
 async def test_a_language_model_writes_and_chats(caller: MakeCaller) -> None:

@@ -28,9 +28,13 @@ USER = """
 import asyncio
 from typing import assert_type
 
-from beamline import AsyncClient, BeamlineError, Client, __version__
+from beamline import AsyncClient, BeamlineError, Client, Features, TokenIds, Translation, __version__
 from beamline.errors import InvalidItem, Overloaded
-from beamline.types import Classification, Embedding, Generation, GenerationPiece, Message, Model, Score, Translation
+from beamline.types import Classification, Embedding, Generation, GenerationPiece, Message, Model, Score
+
+
+def wrapped(text: str | TokenIds | Features, beam_size: int | None = None, timeout: float | None = None) -> Translation:
+    return Client().translate(text, beam_size=beam_size, timeout=timeout, model=None, target_prefix=None)
 
 
 def ask(lines: list[str]) -> list[str]:
@@ -127,6 +131,7 @@ def test_the_client_brings_nothing_of_the_server_but_the_errors() -> None:
 def test_the_package_has_its_names() -> None:
     assert beamline.__version__ == beamline_version()
     assert beamline.Client is Client
+    assert {name for name, value in vars(types).items() if dataclasses.is_dataclass(value)} <= set(beamline.__all__)
     assert set(beamline.__all__) <= set(dir(beamline))
     with pytest.raises(AttributeError, match="no attribute 'nonesuch'"):
         _ = beamline.nonesuch

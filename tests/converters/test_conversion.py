@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from torch import Tensor
@@ -34,6 +34,8 @@ from tests.support.compiled import compile_version
 from tests.support.engines import decode, make_engine, results
 from tests.support.pairwise import Case, covering
 from tests.support.processes import run_beamline
+
+T = TypeVar("T")
 
 
 def check_exact(folder: Path) -> None:
@@ -77,10 +79,21 @@ def test_a_reference_checkpoint(reference_version: Path) -> None:
 def convert_torch(shape: TorchShape, folder: Path) -> None:
     source = write_torch_transformer(folder / "source", torch_model(shape))
     steps: list[str] = []
-    manifest, certificate = converter_for(source).convert("theirs", folder / "repository", advance=steps.append)
+    checks: dict[str, int] = {}
+
+    def each(what: str, items: Sequence[T]) -> Iterator[T]:
+        for item in items:
+            checks[what] = checks.get(what, 0) + 1
+            yield item
+
+    repository = folder / "repository"
+    manifest, certificate = converter_for(source).convert("theirs", repository, advance=steps.append, each=each)
     assert manifest.family == "torch_transformer"
     assert certificate.problems() == []
     assert tuple(steps) == STEPS
+    # Of each check, whoever waits can see what it goes through: requests, one by one, and lines.
+    assert checks["beam width 4"] == checks["scores"] == checks["beam width 1"] > 4
+    assert (checks["the longest sequence"], checks["ids and text"]) == (1, certificate.lines_compared)
     check_exact(folder / "repository" / "theirs" / "1")
 
 
@@ -301,6 +314,10 @@ def test_int8_is_asked_for_on_the_command_line(marian_directory: Path, tmp_path:
     converted = run_beamline("convert", str(marian_directory), *small, *plans)
     assert converted.returncode == 0, converted.stderr
     assert "int8, mean difference to float32" in converted.stdout
+    assert {"verify ...", "verify: beam width 4 ...", "verify: int8 beside float32 ..."} <= set(
+        converted.stderr.splitlines()
+    )
+    assert "sacremoses" not in converted.stderr
     folder = tmp_path / "small" / "1"
     manifest = read_manifest(folder)
     assert manifest.precision == "int8"

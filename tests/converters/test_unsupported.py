@@ -110,10 +110,14 @@ def test_marian_of_another_depth(marian: Path) -> None:
 
 
 def test_marian_generation_settings_that_we_lack(marian: Path) -> None:
-    edit(marian / "generation_config.json", do_sample=True, num_beam_groups=2, forced_bos_token_id=[1, 2])
+    edit(marian / "generation_config.json", do_sample=True, num_beams=2)
     assert reasons_of(marian) == [
-        "generation setting do_sample is True, which is not supported",
+        "generation settings do_sample and num_beams 2: beams that are drawn are not supported"
+    ]
+    edit(marian / "generation_config.json", num_beams=1, typical_p=0.5, num_beam_groups=2, forced_bos_token_id=[1, 2])
+    assert reasons_of(marian) == [
         "generation setting num_beam_groups is 2, which is not supported",
+        "generation setting typical_p is 0.5, which is not supported",
         "generation setting forced_bos_token_id has 2 ids; one is supported",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,8 +22,9 @@ from tests.support.processes import PATIENCE, ROOT, beamline, environment
 
 THE_PAGES_OWN = "this page's"  # the mark of a block that asks the server that the page has started
 
-_LOADTEST = re.compile(r"\bbeamline loadtest\b(?! compare)(?!.*--target)")  # the others read BEAMLINE_TARGET
 _SERVE = re.compile(r"\bbeamline serve\b")
+_COPIED = ("beamline", "converters", "model_repo")
+_LINKED = (".dockerignore", ".git")  # besides all that is not hidden
 _PRINTS = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -56,13 +58,33 @@ def _quoted(arguments: list[str]) -> str:
 
 
 def checkout(folder: Path) -> Path:
-    """This project as somebody has it who has just fetched it: what a page writes stays in `folder`."""
+    """This project as somebody has it who has just fetched it: what a page writes stays in `folder`.
+
+    What a page may change is a copy, and what its commands import is found in `folder` first.
+    """
     folder.mkdir()
     for path in ROOT.iterdir():
-        if not path.name.startswith(".") and path.name != "model_repo":
+        if path.name in _COPIED:
+            shutil.copytree(path, folder / path.name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        elif not path.name.startswith(".") or path.name in _LINKED:
             (folder / path.name).symlink_to(path)
-    shutil.copytree(ROOT / "model_repo", folder / "model_repo")
     return folder
+
+
+def check_build(command: str, folder: Path) -> None:
+    """What `docker build` would copy is there, and the folder's .dockerignore lets it in."""
+    *_, context = shlex.split(command.partition("  #")[0])
+    dockerfile = (folder / context / "Dockerfile").read_text()
+    assert dockerfile.startswith(("FROM ", "#")), f"{command}: {dockerfile}"
+    ignore = folder / context / ".dockerignore"
+    let_in = ignore.read_text().splitlines() if ignore.exists() else None
+    for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.MULTILINE):
+        *sources, _ = [word for word in line.split() if not word.startswith("--")]
+        for source in sources:
+            assert (folder / context / source).exists(), f"{command}: there is no {source}"
+            assert source == "." or let_in is None or f"!{source.rstrip('/')}" in let_in, (
+                f"{command}: {source} is kept out"
+            )
 
 
 class Reader:
@@ -106,7 +128,7 @@ class Reader:
             assert line in printed, f"{block}: {printed}"
 
     def _run(self, command: Command, asked: Addresses) -> None:
-        text = _LOADTEST.sub(f"beamline loadtest --target {asked.grpc}", asked.put_into(command.text))
+        text = asked.put_into(command.text)
         if "beamline loadtest" in text:  # half a minute of measuring shows no more than a second does here
             text = re.sub(r"--duration \S+|--warmup \S+", "", text)
             text = re.sub(r"loadtest (?!compare)", "loadtest --duration 1s --warmup 0s ", text)

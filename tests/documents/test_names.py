@@ -20,7 +20,8 @@ FOREIGN = {
     "--read-only",
     "--rm",
     "--time",
-    "--index-url",  # pip
+    *("--index-url", "--config-settings", "--no-deps", "--wheel-dir"),  # pip
+    "--local-dir",  # hf
     "--model-control-mode",  # Triton
     *("--output_dir", "--quantization", "--vocab_mapping", "--copy_files", "--force"),  # CTranslate2
     *("--revision", "--load_as_float16", "--low_cpu_mem_usage", "--activation_scales", "--trust_remote_code"),
@@ -40,7 +41,7 @@ FOLDERS = (
     "tests",
 )
 # Names that a reader, or a program at run time, gives to what is not in the project.
-MADE_LATER = re.compile(r"^docs/$|/N$|[<*{]")
+MADE_LATER = re.compile(r"^docs/$|/N$|[<*{]|/towns(_original)?\.py$")
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|src(?:set)?=\"([^\"\s]+)\"")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -142,7 +143,7 @@ def test_make_targets_and_modules_exist(page: str) -> None:
         assert name in targets, f"{page} names make {name}"
     for module in _MODULE.findall(code_of(page)):
         path = ROOT / module.replace(".", "/")
-        assert path.is_dir() or path.with_suffix(".py").is_file() or module == "venv", (
+        assert path.is_dir() or path.with_suffix(".py").is_file() or module in ("venv", "pytest"), (
             f"{page} names python -m {module}"
         )
 

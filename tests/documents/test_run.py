@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.pages import COMMANDS, Block, Command, blocks, commands, pages
-from tests.documents.reader import THE_PAGES_OWN, Reader
+from tests.documents.reader import THE_PAGES_OWN, Reader, check_build
 from tests.documents.reader_files import Belongings
 from tests.documents.servers import LOADED, Servers
 from tests.support.language_models import ConvertedLanguageModel
@@ -25,11 +26,13 @@ NOT_RUN = {
     r"^docker ": "needs a container engine; container/image-test builds and runs the same image with buildah",
     r"--device (cuda|tensorrt)": "needs a GPU",
 }
+if shutil.which("openssl") is None:
+    NOT_RUN[r"^openssl "] = "there is no openssl here"
 # What takes longer than a moment.
 FULL = (
     r"^beamline loadtest (?!.*--out (before|result))",
     r"^beamline (convert|build|shortlist) ",
-    r"^python -m examples\.",
+    r"^python -m (examples\.|pytest )",
 )
 # Fences whose content can at least be read.
 READERS = {"json": json.loads, "toml": tomllib.loads}
@@ -75,6 +78,9 @@ def follow(page: str, folder: Path, servers: Servers, belongings: Belongings, *,
                 wanted = [each for each in commands(block) if why_not(each) is None and (full or not is_long(each))]
                 if wanted:
                     reader.read(block, wanted)
+                for each in commands(block):
+                    if each.text.startswith("docker build ") and "not run" not in block.marks:
+                        check_build(each.text, reader.folder)
 
 
 @pytest.mark.parametrize("page", pages())

@@ -79,7 +79,7 @@ def test_the_plan_is_printed(server: ServerProcess) -> None:
     log = server.log.read_text()
     assert "tiny version 1 (marian)" in log
     assert "32 slots, up to 16 beams each" in log
-    assert re.search(r"\d+ MiB of memory taken so far; caches grow as they are used, to \d+ MiB", log)
+    assert re.search(r"\d+ MiB of memory taken by loading it; caches come on top as they are used, up to \d+ MiB", log)
 
 
 def test_translate_takes_arguments(server: ServerProcess) -> None:

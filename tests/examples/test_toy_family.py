@@ -66,7 +66,7 @@ def test_a_tensor_that_is_missing_or_left_over_is_named(checkpoint: Path) -> Non
 def test_once_registered_it_is_found_by_its_model_type(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = registry.families()
     monkeypatch.setattr(registry, "families", lambda: (*known, TownsConverter))
-    assert isinstance(registry.any_converter_for(checkpoint), TownsConverter)
+    assert registry.any_converter_for(checkpoint).family == "towns"  # the page's reader has a copy of it registered
 
 
 @pytest.mark.full

@@ -48,6 +48,15 @@ def test_wrong_arguments_are_told(
     assert len(found.err.splitlines()) == 1
 
 
+def test_the_server_is_the_environments_unless_the_command_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BEAMLINE_TARGET", raising=False)
+    assert parser().parse_args([]).target == "127.0.0.1:8001"
+    monkeypatch.setenv("BEAMLINE_TARGET", "there:1")
+    assert parser().parse_args([]).target == "there:1"
+    assert parser().parse_args(["--target", "here:2"]).target == "here:2"
+    assert "BEAMLINE_TARGET" in parser().format_help()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from beamline.serving.cli import Command, Loader, main
 from beamline.serving.errors import BeamlineError
+from beamline.version import beamline_version
+from tests.support.processes import ROOT
 
 
 class Greet:
@@ -20,11 +23,13 @@ class Greet:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
+        parser.add_argument("--times", type=int, default=1)
+        parser.add_argument_group("how").add_argument("--pause", type=float, default=0.0)
 
     def run(self, args: argparse.Namespace) -> int:
         if self._failure is not None:
             raise self._failure
-        print(f"hello {args.name}")
+        print(f"hello {args.name}" * args.times)
         return 7
 
 
@@ -41,6 +46,25 @@ def commands(failure: BaseException | None = None) -> dict[str, Loader]:
 def test_a_command_gets_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["greet", "you"], commands()) == 7
     assert capsys.readouterr().out == "hello you\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--times", "two", "argument --times: 'two' is no whole number; write it in digits, as 4"),
+        ("--times", "1.5", "argument --times: '1.5' is no whole number; write it in digits, as 4"),
+        ("--pause", "long", "argument --pause: 'long' is no number; write it in digits, as 4 or 0.5"),
+    ],
+)
+def test_a_wrong_number_is_refused_in_our_own_words(
+    option: str, value: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["greet", "you", option, value], commands())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"beamline greet: error: {sentence}"
+    assert main(["greet", "you", "--times", "2", "--pause", "0.5"], commands()) == 7
+    assert capsys.readouterr().out == "hello youhello you\n"
 
 
 def test_the_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +92,8 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
         "beamline: beamline convert needs torch, which is not installed: "
-        "in this project's folder, pip install '.[cpu,convert]'\n"
+        "in this project's folder, pip install -c constraints.txt torch (docs/tutorial.md says which build), "
+        "then pip install '.[cpu,convert]'\n"
     )
 
 
@@ -121,3 +146,10 @@ def test_a_closed_pipe_that_shows_only_when_flushed(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "stdout", Closed(file))
         assert main(["greet", "you"], commands()) == 0
         monkeypatch.undo()
+
+
+def test_it_is_a_module_as_well() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "beamline", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"beamline {beamline_version()}\n"

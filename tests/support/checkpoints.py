@@ -239,9 +239,22 @@ def torch_model(shape: TorchShape, seed: int = 0) -> TorchModel:
     return model
 
 
+def both_sides() -> dict[str, Any]:
+    """What a parts file says where two embeddings share one vocabulary."""
+    text = SentencePieceProcessor(model_proto=sentencepiece_model())
+    line = "Save the file."
+    return {
+        "source_tokenizer": "spm.model",
+        "target_tokenizer": "spm.model",
+        "source_example": {"text": line, "ids": text.encode(line, add_eos=True)},
+        "target_example": {"text": line, "ids": text.encode(line)},
+    }
+
+
 def write_torch_transformer(folder: Path, model: TorchModel, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    content = {name: value for name, value in {**model.parts(), **changes}.items() if value is not None}
+    apart = {} if model.shape.shared else both_sides()
+    content = {name: value for name, value in {**model.parts(), **apart, **changes}.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(content))
     save_file(_stored_once(model), folder / "model.safetensors")
     (folder / "spm.model").write_bytes(sentencepiece_model())

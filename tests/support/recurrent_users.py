@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.support.checkpoints import EOS, PAD, START, sentencepiece_model, vocabulary_size
+from tests.support.checkpoints import EOS, PAD, START, both_sides, sentencepiece_model, vocabulary_size
 
 LONGEST = 40
 
@@ -277,7 +277,10 @@ def user_model(kind: type[UserModel], seed: int = 0) -> UserModel:
 def write_user_model(folder: Path, model: UserModel, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ids = {"max_positions": LONGEST, "pad_id": PAD, "eos_id": EOS, "decoder_start_id": START}
-    content = {"family": "torch_recurrent", **UserModel.USUAL, **model.parts, **ids, **changes}
+    content = {"family": "torch_recurrent", **UserModel.USUAL, **model.parts, **ids}
+    if content.get("source_embedding") not in (None, content["target_embedding"]):
+        content |= both_sides()
+    content |= changes
     (folder / "config.json").write_text(json.dumps({name: v for name, v in content.items() if v is not None}))
     save_file({name: p.detach().clone() for name, p in model.named_parameters()}, folder / "model.safetensors")
     (folder / "spm.model").write_bytes(sentencepiece_model())

@@ -121,7 +121,7 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
             "task": "translate" if card.translates else "generate",
             "source_languages": list(card.source_languages),
             "target_languages": list(card.target_languages),
-            "language_tags": _tags(card),
+            **_languages(card),
             "feature_width": card.feature_width,  # it reads vectors of so many values; 0: text
             "chat": card.chat_template is not None,
             "limits": card.limits.model_dump(mode="json"),
@@ -129,7 +129,13 @@ def _cards(models: Models) -> Iterable[dict[str, Any]]:
         }
 
 
-def _tags(card: ModelCard) -> dict[str, str]:
-    """BCP-47's, by the codes of a model that knows several languages."""
+def _languages(card: ModelCard) -> dict[str, Any]:
+    """Of a model that knows several: BCP-47's tags by its codes, and what a request means that names none."""
     known = card.languages
-    return {} if known is None else {each.code: each.bcp47 for each in (*known.source, *known.target) if each.bcp47}
+    if known is None:
+        return {}
+    return {
+        "language_tags": {each.code: each.bcp47 for each in (*known.source, *known.target) if each.bcp47},
+        "default_source_language": known.default_source,
+        "default_target_language": known.default_target,
+    }

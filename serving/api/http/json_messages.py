@@ -53,7 +53,8 @@ def from_json(body: bytes, kind: type[Message]) -> Message:
     try:
         text = body.decode("utf-8")
         if not text.lstrip().startswith("{"):  # an empty list would pass for an empty message
-            raise ValueError("it must be an object")
+            json.loads(text)  # says where it is no JSON at all
+            raise ValueError("it must be an object, { ... }")
         return json_format.Parse(text, kind())
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8; it must be a JSON object in UTF-8") from None

@@ -44,6 +44,10 @@ _SEARCH: dict[str, dict[str, Any]] = {
     "repetition_penalty": _between(*options.REPETITION_PENALTY),
     "suppress_tokens": {"maxItems": options.MAX_SUPPRESSED},
     "time_limit_ms": {"minimum": 1},
+    "temperature": _between(0, options.TEMPERATURE[1]),
+    "top_k": _between(0, options.TOP_K),
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": _between(0, 1),
 }
 _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     "DecodingOptions": {**_SEARCH, "num_hypotheses": {"minimum": 1}, "max_length": {"minimum": options.SHORTEST}},
@@ -51,10 +55,6 @@ _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
         **_SEARCH,
         "n": {"minimum": 1},
         "max_tokens": {"minimum": 1},
-        "temperature": _between(0, options.TEMPERATURE[1]),
-        "top_k": _between(0, options.TOP_K),
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-        "min_p": _between(0, 1),
         "presence_penalty": _between(*options.PENALTY),
         "frequency_penalty": _between(*options.PENALTY),
         "top_log_probs": _between(0, REPORTED),

@@ -148,7 +148,16 @@ def _batch(served: ServedModel, history: ModelHistory) -> dict[str, Any]:
     now = time.monotonic()
     engine = served.engine
     occupied = engine.occupied() if isinstance(engine, Engine | Replicas) else []
-    running = [{"slot": e.slot, "began": now - e.since, "beams": e.beams, "tokens": e.tokens} for e in occupied]
+    running = [
+        {
+            "slot": e.slot,
+            "began": now - e.since,
+            "ended": None if e.until is None else now - e.until,  # it moved from there to another slot
+            "beams": e.beams,
+            "tokens": e.tokens,
+        }
+        for e in occupied
+    ]
     finished = [
         {"slot": e.slot, "began": now - e.began, "ended": now - e.ended, "tokens": e.tokens, "outcome": e.outcome.value}
         for e in history.finished(_BATCH_SECONDS)

@@ -75,8 +75,9 @@ class HttpServer:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
+            what = option.removeprefix("--").replace("-", " ")
             raise BeamlineError(
-                f"the HTTP server can't listen on {host}:{port}: {error.strerror}: choose another {option} "
+                f"the {what} can't listen on {host}:{port}: {error.strerror}: choose another {option} "
                 "(0: any free one) or --host"
             ) from error
         self.port: int = self._socket.getsockname()[1]

@@ -67,6 +67,8 @@ class BeamSearch:
         self._entries: list[list[int]] = []
         self._prompt_entries = prompt_entries
         self._used = prompt_entries
+        self.kept_entries = prompt_entries  # of what was used when dead branches were last looked for, what was alive
+        self._stem = 0  # so many depths, from the root, have one entry each in the cache: all beams come from it
         self._alternatives: list[Sequence[Alternatives]] = []  # by depth: what each of its beams might have said next
         self.tracer = Tracer(options.trace_candidates) if options.trace_candidates else None
 
@@ -196,16 +198,20 @@ class BeamSearch:
         alive = {
             parent for parent, score in zip(self._parents[-1], self._scores[-1], strict=True) if score > _IMPOSSIBLE
         }
-        for depth in reversed(range(len(self._entries))):
-            kept.extend(self._entries[depth][beam] for beam in alive)
-            alive = {self._parents[depth][beam] for beam in alive}
-        return [*range(self._prompt_entries), *sorted(kept)]
+        for depth in range(len(self._entries) - 1, self._stem - 1, -1):
+            entries, parents = self._entries[depth], self._parents[depth]
+            kept.extend(entries[beam] for beam in alive)
+            alive = {parents[beam] for beam in alive}
+        return [*range(self._prompt_entries + self._stem), *sorted(kept)]
 
     def compacted(self, kept: Sequence[int]) -> None:
         """The cache now holds only these entries, in this order."""
         place = {entry: index for index, entry in enumerate(kept)}
-        self._entries = [[place.get(entry, -1) for entry in entries] for entries in self._entries]
-        self._used = len(kept)
+        for depth in range(self._stem, len(self._entries)):
+            self._entries[depth] = [place.get(entry, -1) for entry in self._entries[depth]]
+        while self._stem < len(self._entries) and sum(entry >= 0 for entry in self._entries[self._stem]) == 1:
+            self._stem += 1
+        self._used = self.kept_entries = len(kept)
 
     # -- streaming: what is certain already ----------------------------------------------------------------------------
 

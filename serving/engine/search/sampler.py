@@ -48,7 +48,7 @@ class Sampler(BeamSearch):
         for sample, token in enumerate(step.tokens):
             if token in self._eos_ids:
                 self._end(sample, FinishReason.EOS)
-            elif self.depth + 1 >= self.options.max_length:
+            elif self.depth + 1 >= self.options.max_length or self._must_end_now():
                 self._end(sample, FinishReason.LENGTH)
         if self.tracer is not None:
             self.tracer.record(self.depth - 1, self._drawn(step))

@@ -11,6 +11,7 @@ import sentencepiece
 from tests.benchmarks.peers import rounds
 
 _BATCH = 32
+_NGRAM = 5  # as model_repo/en-de/serving.toml has it
 
 
 def main() -> None:
@@ -23,7 +24,9 @@ def main() -> None:
 
     def translate(lines: list[str]) -> list[str]:
         sources = [[*text.encode(line, out_type=str), "</s>"] for line in lines]
-        found = translator.translate_batch(sources, beam_size=int(beam), max_batch_size=_BATCH)
+        found = translator.translate_batch(
+            sources, beam_size=int(beam), max_batch_size=_BATCH, no_repeat_ngram_size=_NGRAM
+        )
         return [text.decode(each.hypotheses[0]) for each in found]
 
     rounds.run(source, out, translate)

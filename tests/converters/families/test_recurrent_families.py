@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from beamline.converters.families import converter_for
@@ -18,6 +20,7 @@ from beamline.converters.modules.recurrent.config import RecurrentConfig
 from beamline.converters.modules.recurrent.encoder_decoder import Recurrent
 from beamline.converters.modules.recurrent.steps import RecurrentSteps
 from beamline.converters.tasks.generation import LoadedModel
+from beamline.serving.errors import ConversionError
 from tests.converters.test_unsupported import edit, edit_weights, reasons_of
 from tests.support.checkpoints import EOS, PAD, START
 from tests.support.recurrent import Shape, random_recurrent, text_vocabulary, write_recurrent
@@ -63,6 +66,24 @@ def test_a_users_model_is_mapped_exactly(tmp_path: Path, kind: type[UserModel]) 
     assert_same(loaded.original(*inputs), expected)
     assert_same(module_of(loaded)(*inputs), expected)
     assert loaded.vocabulary.eos_ids == (EOS,)
+
+
+@pytest.mark.parametrize("name", ["mine.npz", "mine.pt", "mine.pth"])
+def test_the_only_file_of_weights_is_found(tmp_path: Path, name: str) -> None:
+    folder = write_user_model(tmp_path, user_model(Cho))
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if name.endswith(".npz"):
+        arrays: dict[str, Any] = {key: tensor.numpy() for key, tensor in weights.items()}
+        np.savez(folder / name, **arrays)
+    else:
+        torch.save(weights, folder / name)
+    assert converter_for(folder).load().vocabulary.eos_ids == (EOS,)
+    (folder / "optimizer.pt").touch()
+    with pytest.raises(ConversionError, match=rf'several files of weights; "weights" must name one of {name}, optim'):
+        converter_for(folder).load()
+    edit(folder / "config.json", weights=name)
+    assert converter_for(folder).load().vocabulary.eos_ids == (EOS,)
 
 
 @torch.no_grad()

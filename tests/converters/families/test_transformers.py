@@ -111,6 +111,19 @@ def test_marian_is_mapped_exactly(marian_directory: Path, tmp_path: Path, pickle
     assert loaded.defaults.forced_eos_id == generation["forced_eos_token_id"]
 
 
+def test_suppressed_tokens_are_a_default_and_no_part_of_the_graph(marian_directory: Path, tmp_path: Path) -> None:
+    """A request may replace them; words that are always bad are left out by the graph itself."""
+    for path in marian_directory.iterdir():
+        if path.name != "generation_config.json":
+            (tmp_path / path.name).symlink_to(path)
+    generation = json.loads((marian_directory / "generation_config.json").read_text())
+    generation |= {"suppress_tokens": [5, 6], "renormalize_logits": True}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    loaded = MarianConverter(tmp_path).load()
+    assert loaded.defaults.suppress_tokens == (5, 6)
+    assert loaded.forbidden == (loaded.vocabulary.pad_id,)
+
+
 def test_families_are_recognised(tmp_path: Path, marian_directory: Path) -> None:
     reference = write_reference(tmp_path / "reference")
     theirs = write_torch_transformer(tmp_path / "theirs", torch_model(TorchShape()))
@@ -155,3 +168,5 @@ def test_a_source_that_is_no_folder_is_said(tmp_path: Path) -> None:
         ConversionError, match=r"does not exist; .* hf download facebook/x --local-dir x, and convert x$"
     ):
         converter_for(Path("facebook/x"))
+    with pytest.raises(ConversionError, match=r"hf download facebook/x --local-dir x, and convert x$"):
+        converter_for(Path("https://huggingface.co/facebook/x/tree/main"))

@@ -52,7 +52,7 @@ def test_auto_takes_the_best_and_says_why(probe: Probe, packages: dict[str, str]
 def test_what_was_asked_for_and_is_not_there_is_an_error(
     asked: str, probe: Probe, packages: dict[str, str], because: str
 ) -> None:
-    with pytest.raises(BeamlineError, match=f"--device {asked} can't be used: .*{because}"):
+    with pytest.raises(BeamlineError, match=f"device {asked} can't be used: .*{because}"):
         choose(asked, Machine(probe, packages))
 
 

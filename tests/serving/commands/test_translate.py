@@ -14,8 +14,9 @@ import pytest
 from beamline.errors import BeamlineError, Overloaded, Unavailable
 from beamline.serving.cli import main
 from beamline.serving.commands import models, translate
+from beamline.serving.commands.connection import connection_of
 from beamline.serving.commands.lines import two_at_a_time
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import EngineDouble, running, small_manifest
 from tests.support.processes import ROOT
 
 
@@ -54,6 +55,33 @@ async def test_scores_and_hypotheses(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "-1.0000\tOne is. Two.\n-2.0000\tOne is. Two.\n"
 
 
+async def test_languages_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = small_manifest().model_copy(update={"source_languages": ("en",), "target_languages": ("de",)})
+    both = ["--source-language", "en", "--target-language"]
+    assert await ask(EngineDouble(manifest), *both, "de", "a") == 0
+    assert capsys.readouterr().out == "a\n"
+    engine = EngineDouble(manifest)
+    assert await ask(engine, *both, "fr", "a") == 2
+    assert "target_language is 'fr'" in capsys.readouterr().err
+    assert engine.submitted == []
+    assert await ask(EngineDouble(manifest), "--source-language", "fr", "a") == 2
+    assert "source_language is 'fr'" in capsys.readouterr().err
+
+
+async def test_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ["--temperature", "0.7", "--top-k", "9", "--top-p", "0.9", "--min-p", "0.01", "--seed", "7"]
+    engine = EngineDouble()
+    assert await ask(engine, *sampling, "--nbest", "3", "One is. Two.") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    (request,) = engine.submitted
+    options = request.options
+    assert options is not None
+    assert (options.beam_size, options.num_hypotheses, options.top_k, options.seed) == (3, 3, 9, 7)
+    assert (options.temperature, options.top_p, options.min_p) == pytest.approx((0.7, 0.9, 0.01))
+    assert await ask(EngineDouble(), "--temperature", "1", "--beam", "2", "a") == 2
+    assert "a beam search does not sample" in capsys.readouterr().err
+
+
 async def test_a_refusal_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(EngineDouble(), "--beam", "9", "a") == 2
     assert capsys.readouterr().err == "beamline: beam_size is 9; this model allows 1 to 8\n"
@@ -75,6 +103,8 @@ def test_no_server_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         (["a", ""], "a TEXT is empty; give words"),
         ([" "], "a TEXT is empty; give words"),
         (["--nbest", "-1", "a"], "--nbest is -1; it must be at least 1"),
+        (["--repo", str(ROOT / "docs"), "a"], "docs holds no models that can be loaded ("),
+        (["--tls-cert", "a", "--tls-key", "b", "a"], "need --tls or --tls-ca as well"),
     ],
 )
 def test_mistakes(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +133,22 @@ def test_splitting_is_off_where_it_makes_no_sense() -> None:
     assert not options("--no-split")["split_sentences"]
     assert not options("--nbest", "2")["split_sentences"]
     assert options("--nbest", "1")["split_sentences"]
+    assert options("--target-prefix", "Die") == {"split_sentences": False, "target_prefix": "Die"}
+
+
+def test_the_public_authorities_are_trusted_where_that_is_said() -> None:
+    parser = argparse.ArgumentParser()
+    translate.add_arguments(parser)
+    assert connection_of(parser.parse_args([]))["tls"] is None
+    assert connection_of(parser.parse_args(["--tls"]))["tls"] is True
+    assert connection_of(parser.parse_args(["--tls", "--tls-ca", "ca.pem"]))["tls"] == Path("ca.pem")
+
+
+@pytest.mark.parametrize("wrong", ["0", "soon", "inf"])
+def test_a_timeout_is_seconds(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["translate", "--timeout", wrong, "a"], {"translate": lambda: translate})
+    assert f"it is {wrong!r}; it must be seconds, more than 0" in capsys.readouterr().err
 
 
 async def test_a_full_queue_is_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,6 +202,9 @@ def test_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     repository = str(ROOT / "model_repo")
     assert main(["translate", "--repo", repository, "Open."], commands) == 0
     assert capsys.readouterr().out == "Öffnen.\n"
+    prefixed = ["translate", "--repo", repository, "--target-prefix", "Die", "--timeout", "60", "Save the file."]
+    assert main(prefixed, commands) == 0
+    assert capsys.readouterr().out.startswith("Die ")
     assert main(["translate", "--repo", repository, "--model", "en-fr", "Open."], commands) == 2
     assert "beside it there is en-de, en-de-gru" in capsys.readouterr().err
     assert main(["translate", "--repo", repository, "--target", "a:1", "Open."], commands) == 2

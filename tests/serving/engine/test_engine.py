@@ -111,6 +111,22 @@ def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: Marian
     assert isinstance(harness.answers[second], Result)
 
 
+def test_a_request_that_moved_says_which_slots_it_had(plain_model: MarianShape) -> None:
+    harness = Harness(plain_model, slots=2)
+    first, second = harness.submit([5, 6], LONG), harness.submit([7, 8], LONG)
+    harness.step()
+    assert [(each.slot, each.until) for each in harness.engine.occupied()] == [(0, None), (1, None)]
+    harness.engine.cancel(first)
+    harness.step()
+    before, now = harness.engine.occupied()
+    assert (before.slot, before.until, now.slot, now.until) == (1, now.since, 0, None)
+    harness.finish()
+    gone, answered = (each for stats in harness.stats for each in stats.finished)
+    assert [[stay.slot for stay in each.stays] for each in (gone, answered)] == [[0], [1, 0]]
+    assert isinstance(harness.answers[second], Result)
+    assert sum(stay.seconds for stay in answered.stays) <= answered.total_seconds
+
+
 def test_a_deadline_ends_waiting_and_running_requests(plain_model: MarianShape) -> None:
     harness = Harness(plain_model, slots=1)
     running = harness.submit([5, 6], LONG, deadline=10.0)
@@ -220,6 +236,23 @@ def test_copies_are_rare_and_counted(plain_model: MarianShape) -> None:
     assert max(stats.cache_length for stats in steps) <= 256
     copies = sum(stats.compactions + stats.relayouts + stats.moves for stats in steps)
     assert copies < len(steps)
+
+
+@pytest.mark.one_backend("the plans' cache lengths are others")
+def test_the_cache_gets_shorter_when_the_longest_has_left(plain_model: MarianShape) -> None:
+    """Every step reads all of the bucket, so nobody goes on in the one that another has needed."""
+    harness = Harness(plain_model)
+    longest = harness.submit([5, 6, 7], replace(LONG, beam_size=8))
+    while len(harness.stats) < 50:
+        harness.step()
+    harness.submit([8, 9], replace(LONG, beam_size=8))
+    while longest not in harness.answers:
+        harness.step()
+    needed = harness.stats[-1].cache_length
+    for _ in range(8):
+        harness.step()
+    assert harness.stats[-1].active == 1
+    assert harness.stats[-1].cache_length < needed
 
 
 def test_alignment_has_a_row_per_target_token(plain_model: MarianShape) -> None:

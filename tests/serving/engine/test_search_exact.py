@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from beamline.protos import beamline_pb2 as pb
+from beamline.serving.contract.manifest import DecodingDefaults
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Hypothesis
+from beamline.serving.text.model_card import card_of
+from beamline.serving.text.options import decoding_options
+from beamline.serving.text.token_bytes import ByteTokenizer
 from tests.support.engines import decode, make_engine, results
 from tests.support.hugging_face import Theirs, translations
-from tests.support.marian_shape import MAX_LENGTH, PAD, VOCABULARY, MarianShape
+from tests.support.marian_shape import BAD, EOS, MAX_LENGTH, PAD, VOCABULARY, MarianShape
 from tests.support.ties import same_or_tie
 
 BEAMS = (1, 2, 4, 5, 8)
@@ -108,6 +113,27 @@ def check(model: MarianShape, case: Case, beams: int, batch: int, seed: int) -> 
 def test_every_option(plain_model: MarianShape, case: Case) -> None:
     for beams in (1, 4):
         check(plain_model, case, beams, batch=3, seed=beams)
+
+
+@pytest.mark.parametrize("kind", ["plain_model", "renormalising_model"])
+def test_a_request_replaces_the_models_suppressed_tokens(kind: str, request: pytest.FixtureRequest) -> None:
+    """The model's are words of its likeliest answer: they come back where a request names others."""
+    model: MarianShape = request.getfixturevalue(kind)
+    (source,) = sources(1, seed=5)
+    theirs = {"renormalize_logits": model.renormalise, "bad_words_ids": [[BAD]]} if model.renormalise else {}
+    (usual,), *_ = translations(model, [source], theirs, 1)
+    defaults = DecodingDefaults(
+        beam_size=1, max_length=MAX_LENGTH, suppress_tokens=tuple(sorted({*usual.tokens} - {EOS}))
+    )
+    card = card_of(model.manifest.model_copy(update={"defaults": defaults}))
+    engine = make_engine(model.folder, model.manifest)
+    for asked, expected in (((), defaults.suppress_tokens), ((9, 10), (9, 10))):
+        options = decoding_options(pb.DecodingOptions(suppress_tokens=asked), card, ByteTokenizer())
+        (answer,) = results(decode(engine, [(tuple(source), options)]))
+        ((other,),) = translations(model, [source], {**theirs, "suppress_tokens": list(expected)}, 1)
+        compare(answer.hypotheses[0], other, f"suppressed {expected}")
+        assert set(answer.hypotheses[0].tokens).isdisjoint(expected)
+    assert not set(answer.hypotheses[0].tokens).isdisjoint(defaults.suppress_tokens)
 
 
 @pytest.mark.parametrize("beams", BEAMS)

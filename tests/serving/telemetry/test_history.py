@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from beamline.serving.contract.stats import Finished, Outcome, StepStats
+from beamline.serving.contract.stats import Finished, Outcome, Stay, StepStats
 from beamline.serving.telemetry.history import BIN_SECONDS, BINS, ModelHistory, resident_bytes
 
 
@@ -20,8 +20,8 @@ def step(active: int = 0, queued: int = 0, seconds: float = 0.01, finished: tupl
     )
 
 
-def answered(seconds: float, outcome: Outcome = Outcome.OK, slot: int | None = 2) -> Finished:
-    return Finished(outcome, seconds / 4, None, seconds, 5, 7, slot=slot)
+def answered(seconds: float, outcome: Outcome = Outcome.OK, stays: tuple[Stay, ...] = (Stay(2, 0.3),)) -> Finished:
+    return Finished(outcome, seconds / 4, None, seconds, 5, 7, stays=stays)
 
 
 class Clock:
@@ -76,10 +76,16 @@ def test_memory_is_bounded_and_old_bins_are_forgotten() -> None:
 def test_the_timeline_knows_slots_and_times() -> None:
     clock = Clock()
     history = ModelHistory(clock)
-    history.observe(step(finished=(answered(0.4), answered(0.1, slot=None))))  # the second never had a slot
+    history.observe(step(finished=(answered(0.4), answered(0.1, stays=()))))  # the second never had a slot
     (one,) = history.finished(60)
     assert (one.slot, one.outcome, one.tokens) == (2, Outcome.OK, 7)
     assert one.ended - one.began == pytest.approx(0.3)  # without its time in the queue
+    history.observe(step(finished=(answered(0.5, stays=(Stay(3, 0.25), Stay(1, 0.125))),)))  # it moved
+    _, last, first = history.finished(60)
+    assert [(each.slot, clock.now - each.began, clock.now - each.ended) for each in (first, last)] == [
+        (3, 0.375, 0.125),
+        (1, 0.125, 0.0),
+    ]
     clock.now += 61
     assert history.finished(60) == []
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from beamline.serving.api.status import _STATUSES
 from beamline.serving.contract.stats import DeviceStats, Finished, Outcome, StepStats
 from beamline.serving.telemetry import metrics_page
 from beamline.serving.telemetry.metrics import Metrics
+from tests.support.processes import ROOT
 
 
 def step(**changes: object) -> StepStats:
@@ -97,6 +99,18 @@ def test_models_are_apart_and_registries_too() -> None:
 def test_the_page_is_current() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     assert page == metrics_page.page(), "run 'make docs'"
+
+
+def test_the_page_lists_every_outcome_and_reason() -> None:
+    named = set(re.findall(r"`(\w+)`", metrics_page._VALUES))
+    reasons = {reason for _, reason in _STATUSES.values() if reason is not None}
+    assert reasons | {outcome.value for outcome in Outcome} <= named
+    # and those that are counted in passing
+    sources = "\n".join(path.read_text() for path in (ROOT / "serving").rglob("*.py"))
+    in_passing = set(re.findall(r"\brefused\(\"(\w+)\"\)", sources)) | set(
+        re.findall(r"\boutcome = \"(\w+)\"", sources)
+    )
+    assert {"connections", "given_up"} <= in_passing <= named
 
 
 def exposed(metrics: Metrics) -> dict[str, dict[str, float]]:

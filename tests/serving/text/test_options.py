@@ -54,6 +54,24 @@ def test_a_language_models_answers_and_end() -> None:
     assert (drawn.beam_size, drawn.num_hypotheses, drawn.forced_eos_id) == (3, 3, None)
 
 
+def test_translations_are_drawn_where_a_temperature_is_asked_for() -> None:
+    found = options({"top_k": 5, "num_hypotheses": 2}, temperature=0.7, num_hypotheses=3, top_p=0.9, min_p=0.1, seed=8)
+    assert (found.beam_size, found.num_hypotheses, found.samples) == (3, 3, True)
+    assert (found.top_k, found.seed) == (5, 8)
+    assert (found.temperature, found.top_p, found.min_p) == pytest.approx((0.7, 0.9, 0.1))
+    assert options({}, temperature=1).num_hypotheses == 1  # whatever beams the model's default has
+    assert options({}, temperature=1).seed != options({}, temperature=1).seed
+    assert (options({}).beam_size, options({}).samples) == (4, False)
+    assert options({}, temperature=0).beam_size == 4
+
+
+def test_a_model_that_samples_by_itself_can_be_asked_for_beams() -> None:
+    defaults: dict[str, object] = {"temperature": 0.8, "num_hypotheses": 3}
+    assert (options(defaults).beam_size, options(defaults).samples) == (3, True)
+    assert (options(defaults, beam_size=2).beam_size, options(defaults, beam_size=2).samples) == (2, False)
+    assert options(defaults, temperature=0).beam_size == 1
+
+
 def test_nothing_asked_gives_the_defaults() -> None:
     defaults = {
         "beam_size": 3,
@@ -142,6 +160,26 @@ def test_only_defaults_give_way() -> None:
 def test_wrong_values_are_refused_with_what_is_allowed(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         options(**asked)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"temperature": 1, "beam_size": 2}, "a beam search does not sample: set temperature to 0, or beam_size to 1"),
+        ({"temperature": 0.001}, "it must be 0 (no sampling) or from 0.01 to 100"),
+        ({"temperature": math.nan}, "temperature is nan; it must be a finite number"),
+        ({"temperature": 1, "beam_size": 0}, "beam_size is 0; this model allows 1 to 1"),
+        ({"temperature": 1, "num_hypotheses": 0}, "num_hypotheses is 0; this model allows 1 to"),
+        ({"temperature": 1, "top_k": 1025}, "top_k is 1025; this model allows 0 to 1024"),
+        ({"temperature": 1, "top_p": 0}, "top_p is 0; it must be above 0, up to 1 (off)"),
+        ({"temperature": 1, "min_p": 1.5}, "min_p is 1.5; it must be a finite number from 0 to 1"),
+    ],
+    ids=str,
+)
+def test_wrong_ways_to_sample_are_refused(asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        options({}, **asked)
     assert sentence in str(caught.value)
 
 

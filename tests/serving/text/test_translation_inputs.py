@@ -62,7 +62,10 @@ def test_token_ids_are_taken_as_they_are() -> None:
         ([pb.Input()], "inputs[0] is empty: give text or token_ids"),
         ([text("a"), text("")], "inputs[1].text is empty"),
         ([text(" \n")], "inputs[0].text is empty"),
-        ([text("a" * 64)], "has 65 tokens; this model reads at most 64; set options.split_sentences"),
+        (
+            [text("a" * 64)],
+            "has 65 tokens; this model reads at most 64; send shorter texts, or have it split (split_sentences)",
+        ),
         ([text("a" * 1001)], "longer than 1000 bytes"),
         ([text("ü" * 501)], "longer than 1000 bytes"),
         ([numbers()], "has no ids"),

@@ -185,10 +185,10 @@ async def test_what_is_not_allowed_is_refused_with_a_sentence(request_: pb.Gener
 async def test_a_model_is_asked_for_what_it_does() -> None:
     async with serving(GatedEngine()) as server, connected(server) as stub:
         error = await refused(stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")])))
-    assert "does not translate: it continues a prompt, call Generate" in (error.details() or "")
+    assert "does not translate: it continues a prompt (generate)" in (error.details() or "")
     async with serving(GatedEngine("translate")) as server, connected(server) as stub:
         error = await refused(stub.GenerateOnce(asking()))
-    assert "is no language model: it translates, call Translate" in (error.details() or "")
+    assert "is no language model: it translates (translate)" in (error.details() or "")
 
 
 # -- readers that leave, stop or are slow --------------------------------------------------------------------------
@@ -316,5 +316,5 @@ async def test_a_translation_is_scored_with_its_source() -> None:
         error = await refused(stub.Score(pb.ScoreRequest(texts=texts)))
         empty = await refused(stub.Score(pb.ScoreRequest(sources=[pb.Input(text="x")])))
     assert [score.scored_tokens for score in response.scores] == [3, 2]  # with the end token
-    assert error.details() == "there are 0 sources for 2 texts; give one for all, or one for each"
+    assert "translates, and no source is given: say what the texts translate" in (error.details() or "")
     assert empty.details() == "the call has 0 texts; give 1 to 256"

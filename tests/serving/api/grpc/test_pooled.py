@@ -125,7 +125,7 @@ async def test_long_texts_can_be_cut(pooled_repository: Path) -> None:
 
 async def test_a_model_that_does_not_write(pooled_repository: Path) -> None:
     async with served(pooled_repository) as (_, stub):
-        with pytest.raises(grpc.aio.AioRpcError, match="writes no text: call Classify or Embed") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="writes no text: it classifies or embeds") as caught:
             await stub.Translate(pb.TranslateRequest(model="mood", inputs=[pb.Input(text="a")]))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError, match="no model here writes text; there is"):

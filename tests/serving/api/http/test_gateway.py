@@ -112,6 +112,8 @@ SENTENCES = {
     '{"inputs": [{"text": "a", "token_ids": {}}]}': "inputs[0] has text and token_ids: give one of them",
     '{"inputs": ' + 3000 * "[": "it is nested too deeply",
     '{"options": ': "Expecting value: line 1",
+    "not json": "Expecting value: line 1",
+    "[]": "it must be an object, { ... }",
 }
 
 

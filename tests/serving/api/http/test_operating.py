@@ -50,7 +50,7 @@ async def test_the_repository_the_certificate_and_the_last_ten_minutes() -> None
     assert sum(point["tokens"] for point in model["points"]) > 12
     (slots,) = batch["models"]
     assert slots["running"] == []
-    assert len(slots["finished"]) == 12
+    assert len(slots["finished"]) >= 12  # one for each slot that a request had: some moved
     assert {each["slot"] for each in slots["finished"]} & set(range(16, 32))  # the second engine's
     assert all(each["began"] >= each["ended"] >= 0 for each in slots["finished"])
     assert card["limits"]["max_beam_size"] == 16

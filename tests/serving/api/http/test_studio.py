@@ -31,6 +31,7 @@ from tests.serving.doubles import started
 from tests.support.captions import EXAMPLE
 from tests.support.fixture_cache import fixture_cache
 from tests.support.processes import PATIENCE, ROOT, eventually
+from tests.support.seq2seq import NLLB, convert_seq2seq
 
 TEXT = "The file could not be opened."
 TAB, ENTER, CONTROL, RIGHT, ESCAPE = "\ue004", "\ue007", "\ue009", "\ue014", "\ue00c"
@@ -70,7 +71,9 @@ def in_thread(config: ServeConfig) -> Iterator[str]:
 def repository(tmp_path_factory: pytest.TempPathFactory, pooled_repository: Path) -> Path:
     root = tmp_path_factory.mktemp("repository")
     captions = fixture_cache().fill(root / "made", write_converted, files=[EXAMPLE], kind="paper") / "repository"
-    for source in (*(ROOT / "model_repo").iterdir(), *pooled_repository.iterdir(), *captions.iterdir()):
+    many = convert_seq2seq(NLLB, root / "many").folder.parents[1]
+    made = (pooled_repository, captions, many)
+    for source in (*(ROOT / "model_repo").iterdir(), *(each for folder in made for each in folder.iterdir())):
         if source.is_dir():
             shutil.copytree(source, root / "served" / source.name)
     return root / "served"
@@ -78,7 +81,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory, pooled_repository: Path
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[str]:
-    """The shipped models, a classifier, one that captions, and a language model that echoes and chats."""
+    """The shipped models, a classifier, one that captions, one that knows many languages, and a language model that
+    echoes and chats."""
     with in_thread(
         ServeConfig(
             repository=repository,
@@ -271,7 +275,7 @@ def test_long_texts_go_sentence_by_sentence_and_errors_are_shown(studio: Studio)
     studio.wait("document.querySelector('.tree')")
     options = "[...document.querySelectorAll('.wide select option')].map((one) => one.textContent)"
     assert studio(options) == ["1 of 2", "2 of 2"]
-    studio.option("Longest", "9999")
+    studio.option("Max length", "9999")
     studio.browser.click_through("document.querySelector('.primary').click();")
     studio.wait("document.querySelector('[role=alert]')")
     assert "max_length is 9999" in studio.text("[role=alert]")
@@ -345,7 +349,7 @@ def test_the_task_follows_the_model(studio: Studio) -> None:
     ]
     studio.view("translate", "captions")
     assert studio.text("nav a[aria-current]") == "Captions"
-    studio.browser.click_through("document.querySelector('.hint .quiet').click();")
+    studio.browser.click_through("document.querySelector('#random').click();")
     studio.go("document.querySelectorAll('.heat .row').length > 1")
     assert studio("document.querySelectorAll('.heat .row:first-of-type .cell').length") == 4
     studio.view("classify", "mood")
@@ -359,6 +363,80 @@ def test_the_task_follows_the_model(studio: Studio) -> None:
 
 
 @in_chromium
+def test_languages_have_names_and_their_tokens_are_no_words(studio: Studio) -> None:
+    studio.view("translate", "nllb")
+    listed = studio(
+        "[...document.querySelectorAll('#target-language option')].map((one) => [one.value, one.textContent])"
+    )
+    names = dict(listed)
+    assert len(listed) == 1 + 202
+    assert len(set(names.values())) == len(listed)  # nobody has to guess
+    assert (names["deu_Latn"], names["fra_Latn"]) == ("German", "French")
+    assert names["zho_Hans"] == "Simplified Chinese"
+    shown = [name for code, name in listed[1:] if name != code]  # a browser has names for most
+    assert len(shown) > 100
+    assert shown == [name for _, name in listed[1 : 1 + len(shown)]]  # those first,
+    assert shown.index("French") < shown.index("German") < shown.index("Spanish")  # by name
+    assert studio.text("#source-language option") == "English (default)"
+    studio.fill("#text", "The value.")
+    studio.option("Max length", "20")
+    studio.browser.click_through("document.querySelector('.primary').click();")
+    studio.wait("document.querySelector('[role=alert]')")  # it has no default for what it translates into
+    assert "target_language" in studio.text("[role=alert]")
+    assert "400" in "".join(studio.browser.console())
+    studio.option("To", "deu_Latn")
+    studio.go("document.querySelector('.words')")
+    assert studio("document.querySelector('.output').lang") == "de"
+    assert "deu_Latn" in studio.text(".heat")  # what the decoder began with is in the picture, and no word
+    assert "deu_Latn" not in studio("document.querySelector('.words span').textContent")
+    assert '"target_language": "deu_Latn"' in studio.text("#as-code pre")
+    assert studio("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    studio.view("score")
+    studio.option("To", "fra_Latn")
+    studio.go()
+    body = {"model": "nllb", "target_language": "fra_Latn", "sources": [{"text": "Save the file."}]}
+    expected = asked(studio.address, "/v1/score", {**body, "texts": [{"text": "Speichern Sie die Datei."}]})["scores"][
+        0
+    ]
+    assert f"{expected['perplexity']:.2f}" in studio.text(".figures")
+
+
+@in_chromium
+def test_tokens_are_one_stop_of_the_tab_key(studio: Studio) -> None:
+    studio.view("generate", "fake-lm")
+    studio.fill("#text", "hello")
+    studio.go("document.querySelectorAll('.tokens span').length === 6")
+    assert studio("[...document.querySelectorAll('.tokens span')].map((one) => one.tabIndex)") == [0, *[-1] * 5]
+    assert studio.text(".tokens .mark") == "end"
+    studio.browser.click_through("document.querySelector('.tokens span').focus();")
+    studio.browser.press(RIGHT, RIGHT)
+    assert studio("document.activeElement.textContent") == "l"
+    assert studio("[...document.querySelectorAll('.tokens span')].map((one) => one.tabIndex)") == [
+        -1,
+        -1,
+        0,
+        -1,
+        -1,
+        -1,
+    ]
+    studio.browser.click_through("document.querySelector('#as-code [role=tab]').focus();")
+    studio.browser.press(RIGHT, RIGHT)
+    studio.wait("document.querySelector('#as-code pre').textContent.startsWith('from beamline import')")
+
+
+@in_chromium
+def test_a_message_that_is_refused_can_be_sent_again(studio: Studio) -> None:
+    studio.view("chat", "fake-lm")
+    studio.fill("#text", "hi")
+    studio.option("Max tokens", "99999")
+    studio.browser.click_through("document.querySelector('.primary').click();")
+    studio.wait("document.querySelector('[role=alert]')")
+    assert studio("document.querySelector('#text').value") == "hi"
+    assert studio("document.querySelectorAll('.message').length") == 0
+    assert "400" in "".join(studio.browser.console())
+
+
+@in_chromium
 def test_models_can_be_read_loaded_and_unloaded(studio: Studio) -> None:
     studio.view("models")
     row = "[...document.querySelectorAll('#models tbody tr')].find((one) => one.textContent.includes('en-de-gru'))"
@@ -367,6 +445,10 @@ def test_models_can_be_read_loaded_and_unloaded(studio: Studio) -> None:
     studio.wait("document.querySelectorAll('.checks .passed').length >= 2")
     parity = json.loads((ROOT / "model_repo/en-de-gru/3/parity.json").read_text())
     assert f"of {parity['beams_compared']}" in studio.text("#certificate")
+    pooled = row.replace("en-de-gru", "mood")
+    studio.browser.click_through(f"{pooled}.querySelector('button').click();")
+    studio.wait("document.querySelector('#certificate').textContent.includes('The same label')")
+    assert studio("document.querySelectorAll('.checks .passed').length") == 3
     button = f"[...{row}.querySelectorAll('button')].find((one) => one.textContent === "
     studio.browser.click_through(f"{button}'Unload').click();")
     studio.wait(f"{row}?.querySelector('.unavailable')")
@@ -384,6 +466,8 @@ def test_live_shows_what_was_answered(studio: Studio) -> None:
         studio("[...document.querySelectorAll('.figure-card .name')].map((one) => one.textContent)")
     )
     assert TEXT not in studio.text("main")
+    said = studio.text("#batch")  # with its slots, or as one that took none
+    assert all(name in said for name in ("captions", "en-de", "en-de-gru", "fake", "fake-lm", "nllb"))
 
 
 @in_chromium
@@ -438,7 +522,7 @@ def test_a_token_stays_in_the_tab(browser: Browser, tmp_path: Path) -> None:
         studio.wait("document.querySelectorAll('.plot').length === 8")
         studio.wait("document.querySelector('#batch [role=alert]')?.textContent.includes('admin')")
         use(token)
-        studio.wait("document.querySelectorAll('.batch').length === 2")
+        studio.wait("document.querySelector('#batch .idle')?.textContent.includes('fake-lm')")
         assert studio("localStorage.length + sessionStorage.length + document.cookie.length") == 0
         browser.open("about:blank")
         browser.open(f"http://{address}/#models")
