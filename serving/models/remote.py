@@ -194,9 +194,15 @@ def _staging(folder: Path) -> Iterator[Path]:
 def _put(version: Path, target: Path, folder: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _staging(folder) as before:
+        old = before / "old"
         with suppress(FileNotFoundError):
-            os.rename(target, before / "old")
-        os.rename(version, target)
+            os.rename(target, old)
+        try:
+            os.rename(version, target)
+        except OSError:
+            with suppress(FileNotFoundError):
+                os.rename(old, target)
+            raise
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -207,5 +213,5 @@ def _open(url: str) -> tuple[Any, str]:
         find: Callable[..., Any] = fsspec.core.url_to_fs
         store, root = find(url)
     except ImportError as error:
-        raise ModelError(f"{url} can't be read without {error.name}: pip install '.[{_EXTRAS[scheme]}]'") from error
+        raise ModelError(f"{url} can't be read here ({error}): pip install '.[{_EXTRAS[scheme]}]'") from error
     return store, str(root).rstrip("/")

@@ -11,6 +11,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -329,6 +330,12 @@ def test_over_https_with_a_certificate_that_is_trusted(tmp_path: Path, monkeypat
     with serving(tmp_path / "log", *arguments) as server, Client(server.grpc) as client:
         assert client.translate("Save the file.").text == "Die Datei speichern."
     store.close()
+
+
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ModelError, match=r"gs://bucket can't be read here .*pip install '\.\[gs\]'"):
+        RemoteRepository("gs://bucket", tmp_path)
 
 
 def test_addresses() -> None:
