@@ -365,8 +365,8 @@ class TestTheEnd:
             check=False,
         )
         assert done.returncode == 0
-        # A thread of the user's that is still waiting then is told.
-        assert done.stderr == "" or done.stderr.endswith("Cancelled: this model is closed\n")
+        # A thread of the user's that is still waiting then is told, in a traceback that the end may cut off.
+        assert done.stderr == "" or done.stderr.startswith("Exception in thread")
         assert done.stdout.endswith("end\n")
 
     def test_ctrl_c_ends_a_call_and_not_the_model(self) -> None:

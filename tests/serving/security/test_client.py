@@ -70,7 +70,7 @@ async def test_the_commands_say_when_only_one_side_talks_tls(
         return first
 
     async with running(EngineDouble(), host="localhost", tls=files) as server:
-        assert (await message_of(server, "localhost")).endswith("if it wants TLS, give tls (--tls-ca)")
+        assert (await message_of(server, "localhost")).endswith("if it wants TLS, give tls (--tls, --tls-ca)")
         assert (
             "certificate is not of an authority that is trusted: give its file as tls (--tls-ca)"
             in await message_of(server, "localhost", *distrust)
@@ -78,7 +78,7 @@ async def test_the_commands_say_when_only_one_side_talks_tls(
         assert "certificate is for another name than the target's" in await message_of(server, "127.0.0.1", *trust)
     async with running(EngineDouble(), host="localhost") as server:
         assert (await message_of(server, "localhost", *trust)).endswith(
-            "it does not talk TLS: leave tls (--tls-ca) away"
+            "it does not talk TLS: leave tls (--tls, --tls-ca) away"
         )
     async with running(EngineDouble(), host="localhost", tls=replace(files, client_ca=tmp_path / "ca.pem")) as server:
         assert "if it wants to see a certificate, give client_cert and client_key (--tls-cert" in await message_of(

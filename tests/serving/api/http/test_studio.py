@@ -493,9 +493,10 @@ def test_the_api_is_documented_and_can_be_tried(studio: Studio) -> None:
     assert "Translate texts" in studio.text("#docs")
     studio.browser.click_through("document.querySelector('.opblock-summary-control').click();")
     studio.wait("document.querySelector('.execute')")
-    studio.browser.click_through("document.querySelector('.execute').click();")
+    # Swagger UI shows its button a moment before it takes clicks.
     codes = "[...document.querySelectorAll('.live-responses-table tbody .response-col_status')]"
-    studio.wait(f"{codes}.some((one) => one.textContent.startsWith('200'))")
+    answered = f"{codes}.some((one) => one.textContent.startsWith('200'))"
+    studio.wait(f"{answered} || void document.querySelector('.execute').click()")
 
 
 @in_chromium
