@@ -85,30 +85,8 @@ __all__ = [
     "load_async",
 ]
 
-_TYPES = (
-    "Classification",
-    "Completion",
-    "Embedding",
-    "Features",
-    "Generation",
-    "GenerationPiece",
-    "Hypothesis",
-    "Label",
-    "Message",
-    "Model",
-    "Score",
-    "SearchCandidate",
-    "SearchStep",
-    "SearchTrace",
-    "Timings",
-    "Token",
-    "TokenIds",
-    "TopToken",
-    "Translation",
-    "TranslationPiece",
-    "Usage",
-)
-_HOMES = {
+# Where each public name lives: the answers and inputs among them in `beamline.types`.
+_HOMES = dict.fromkeys(__all__, "beamline.types") | {
     "AsyncClient": "beamline.async_client",
     "AsyncLoadedModel": "beamline.in_process",
     "BeamlineError": "beamline.errors",
@@ -116,15 +94,14 @@ _HOMES = {
     "LoadedModel": "beamline.in_process",
     "load": "beamline.in_process",
     "load_async": "beamline.in_process",
-    **dict.fromkeys(_TYPES, "beamline.types"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    elif name == "__version__":
+    if name == "__version__":
         value = import_module("beamline.version").beamline_version()
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
     else:
         raise AttributeError(f"module 'beamline' has no attribute {name!r}")
     globals()[name] = value  # the next time it is found without asking here
