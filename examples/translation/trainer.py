@@ -12,10 +12,12 @@ from typing import Any
 
 import sentencepiece
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from examples.translation.average import Average
 from examples.translation.data import PAD, Batch, Corpus, read_lines
+from examples.translation.dropout import use_byte_dropout
 from examples.translation.evaluate import Scores, quality_of, score, translate
 from examples.translation.loss import projected_loss
 from examples.translation.models import VOCABULARY, Model, export, hidden_states, load_weights, weights_of
@@ -68,6 +70,7 @@ class Trainer:
     ) -> None:
         self.settings, self.model, self.vocabulary, self.out = settings, model, vocabulary, out
         self.progress = Progress()
+        use_byte_dropout(model)
         self.average = Average(model, settings.average_decay)
         self.optimiser = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         cache, room = out / "cache", model.config.max_positions
@@ -150,8 +153,9 @@ class Trainer:
         rate = self.settings.rate(self.progress.step + 1)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        memory = self.model.encode(batch.source, batch.source_mask)
-        hidden = hidden_states(self.model, memory, batch.source_mask, batch.target)
+        with sdpa_kernel(SDPBackend.MATH):  # sentences are short: PyTorch's fused kernel takes three times as long
+            memory = self.model.encode(batch.source, batch.source_mask)
+            hidden = hidden_states(self.model, memory, batch.source_mask, batch.target)
         real = batch.labels != PAD  # the vocabulary is wide: no logits for padding
         sums = projected_loss(hidden[real], self.model.output, batch.labels[real], self.settings.label_smoothing)
         (sums.smoothed / batch.tokens).backward()  # type: ignore[no-untyped-call]
