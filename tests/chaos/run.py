@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -265,17 +266,17 @@ class Chaos:
     def _check_growth(self) -> None:
         samples = max((life.samples for life in self._server.lives), key=len)
         warm_up = min(WARM_UP, self._seconds / 3)
-        warm = [each for each in samples if each.seconds <= warm_up]
-        if not warm or len(samples) < 30:
+        warm = [each for each in samples if abs(each.seconds - warm_up) <= warm_up / 5]
+        late = [each for each in samples if each.seconds >= samples[-1].seconds - warm_up / 5]
+        if len(warm) < 10 or late[0].seconds < 1.5 * warm_up:
             self._problems.append("no process lived long enough to compare its memory")
             return
-        # The largest of the warm-up against what stays at the end: a crowd comes and goes.
+        # Medians of some minutes: a crowd comes and goes, and a model that is replaced is there twice for a moment.
         for name in ("resident", "files"):
-            before = max(getattr(each, name) for each in warm)
-            after = min(getattr(each, name) for each in samples[-10:])
-            print(f"{name}: {before:,} at most in the first {warm_up:.0f} s, {after:,} at the end", flush=True)
+            before, after = (statistics.median(getattr(each, name) for each in part) for part in (warm, late))
+            print(f"{name}: {before:,.0f} about second {warm_up:.0f}, {after:,.0f} at the end", flush=True)
             if after > GROWTH * before:
-                self._problems.append(f"{name} grew from {before:,} to {after:,}")
+                self._problems.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
 
 
 def _request(model: str, line: str, beam: int) -> pb.TranslateRequest:
