@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tritonclient import grpc as triton
 
-from beamline.serving.commands import serve
+from beamline.serving.commands import serve_options
 from beamline.serving.config import ServeConfig
 from beamline.serving.models.repository import newest, scan
 from beamline.serving.telemetry.metrics import Metrics
@@ -88,8 +88,8 @@ def named(kind: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
 def configured(arguments: list[str]) -> ServeConfig:
     """What `beamline serve` makes of a container's arguments. Files that they name need not be there."""
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
-    return serve.config_of(parser.parse_args(["--host", "0.0.0.0", *arguments]))
+    serve_options.add_arguments(parser)
+    return serve_options.config_of(parser.parse_args(["--host", "0.0.0.0", *arguments]))
 
 
 def keys(values: Any, prefix: str = "") -> set[str]:

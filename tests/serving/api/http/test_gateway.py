@@ -6,11 +6,8 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -20,7 +17,7 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.api.http.endpoints import ENDPOINTS
 from beamline.serving.api.http.json_messages import from_json
 from beamline.serving.api.http.openapi import openapi
-from beamline.serving.api.inference import METHODS, Inference
+from beamline.serving.api.inference import METHODS
 from beamline.serving.config import ServeConfig
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import InvalidRequest, Overloaded
@@ -31,21 +28,8 @@ from beamline.serving.security.tls import TlsFiles
 from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from beamline.serving.telemetry.triton_metrics import Triton
-from tests.serving.doubles import WAIT_SECONDS, EngineDouble, eventually, makers, running, started
-
-Replies = AsyncGenerator[pb.TranslateReply]
-ONE = {"inputs": [{"text": "a"}]}
-
-
-@asynccontextmanager
-async def gateway(
-    engine: EngineDouble | None = None, **changes: Any
-) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
-    async with (
-        running(engine or EngineDouble(), http_port=0, **changes) as server,
-        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
-    ):
-        yield server, client
+from tests.serving.api.http.gateway import ONE, gateway
+from tests.serving.doubles import EngineDouble, eventually, makers, running, started
 
 
 async def test_translate_in_json() -> None:
@@ -248,66 +232,6 @@ async def test_the_models_are_listed() -> None:
     async with gateway() as (_, client):
         found = (await client.get("/v1/models")).json()
     assert [(one["name"], one["version"]) for one in found["models"]] == [("fake", "1")]
-
-
-async def stream_words(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
-    """A stream that can fail in the middle."""
-    for word in request.inputs[0].text.split():
-        if word == "fail":
-            raise Overloaded("no more")
-        yield pb.TranslateReply(text=word)
-
-
-EVENTS: list[tuple[str, int, list[Any]]] = [
-    ("a " * 40, 200, [*[{"text": "a"}] * 40, "end"]),
-    ("a ü c", 200, [{"text": "a"}, {"text": "ü"}, {"text": "c"}, "end"]),
-    ("", 200, ["end"]),
-    ("fail", 429, []),
-    ("a fail", 200, [{"text": "a"}, "error"]),
-]
-
-
-def events_of(answer: httpx.Response) -> list[Any]:
-    """The data of messages, and the names of the other events."""
-    return [
-        event.split("\n")[0].removeprefix("event: ")
-        if event.startswith("event: ")
-        else json.loads(event.removeprefix("data: "))
-        for event in answer.text.split("\n\n")[:-1]
-    ]
-
-
-async def test_streams_are_server_sent_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Inference, "TranslateStream", stream_words)
-    async with gateway() as (_, client):
-        for text, status, events in EVENTS:
-            body = {"inputs": [{"text": text}]}
-            answer = await client.post("/v1/translate", json=body, headers={"accept": "text/event-stream"})
-            assert answer.status_code == status
-            if status == 200:
-                assert answer.headers["content-type"].startswith("text/event-stream")
-                assert events_of(answer) == events
-        assert (await client.post("/v1/translate", json=ONE)).json()["model"] == "fake"
-
-
-async def test_a_stream_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = asyncio.Event()
-
-    async def endless(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
-        try:
-            yield pb.TranslateReply(text="a")
-            await asyncio.Event().wait()
-        finally:
-            closed.set()
-
-    monkeypatch.setattr(Inference, "TranslateStream", endless)
-    async with gateway() as (server, client):
-        headers = {"accept": "text/event-stream"}
-        async with client.stream("POST", "/v1/translate", json=ONE, headers=headers) as answer:
-            assert await anext(answer.aiter_lines()) == 'data: {"text":"a"}'
-        await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
-        sample, call = server.metrics.registry.get_sample_value, {"method": "POST /v1/translate", "code": "CANCELLED"}
-        await eventually(lambda: sample("beamline_calls_total", call) == 1)
 
 
 async def test_tls_is_the_same_and_swapped_certificates_are_used(tmp_path: Path) -> None:
