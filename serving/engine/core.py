@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,14 +23,15 @@ from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import DeviceStats, Outcome, StepStats
 from beamline.serving.engine.capacity import Capacity, Plan
 from beamline.serving.engine.chunked_prefill import ChunkedPrefill, Pace
-from beamline.serving.engine.outputs import Answer, Result, Timings, out_of_memory
+from beamline.serving.engine.completion import FAILED_ALONE, Completion, Occupied
+from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.pipeline import StepPipeline
 from beamline.serving.engine.prefill import EncoderPrefill, Placement, Prefill, could_not_prepare
 from beamline.serving.engine.prefix_cache import PrefixCache
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request, RequestOutput
 from beamline.serving.engine.scheduler import Scheduler
-from beamline.serving.engine.scoring import Scoring, aligned
+from beamline.serving.engine.scoring import Scoring
 from beamline.serving.engine.search.edits import EditArrays
 from beamline.serving.engine.step_arrays import HostPart, host_part, step_inputs, step_views
 from beamline.serving.errors import ComputeError, InvalidRequest, OutOfMemory
@@ -39,18 +39,6 @@ from beamline.serving.errors import ComputeError, InvalidRequest, OutOfMemory
 log = logging.getLogger(__name__)
 
 _MEASURE_EVERY = 32  # steps
-_FAILED_ALONE = "the request could not be processed; others were not affected"
-
-
-@dataclass(frozen=True, slots=True)
-class Occupied:
-    """A slot that a running request has, or had before it moved."""
-
-    slot: int
-    since: float  # on the engine's clock
-    until: float | None  # None: it has it now
-    beams: int
-    tokens: int  # generated so far
 
 
 class Engine:
@@ -74,13 +62,13 @@ class Engine:
         self.reserved_bytes = backend.allocate(plan.slots, plan.largest)
         self.device: int | None = None  # the number of the GPU that it is on
         self.wake: Callable[[], None] = lambda: None  # set by the thread that drives us
-        self.first_slot = 0  # how its own are numbered among those of the model's other engines
         self.observe = observe
         self._backend = backend
         self._clock = clock
         self._queue: WorkQueue[Request] = WorkQueue(Admission(manifest.name, plan.slots, max_queue, early_refusal))
         self._scheduler = Scheduler(self._queue, plan.slots)
         self._outputs = OutputCollector(clock)
+        self.completion = Completion(manifest.name, backend, self._queue, self._scheduler, self._outputs, clock)
         self._capacity = Capacity(backend, plan)
         self._placement = Placement(backend)
         self._pipeline = StepPipeline(backend, run_ahead)
@@ -148,14 +136,7 @@ class Engine:
 
     def occupied(self) -> list[Occupied]:
         """Who has a slot just now: a look from outside, for people."""
-        found = []
-        for request in list(self._scheduler.active):
-            stays, search = list(request.stays), request.search
-            ends = (*(since for _, since in stays[1:]), None)
-            found += [
-                Occupied(*stay, end, search.width, search.generated) for stay, end in zip(stays, ends, strict=False)
-            ]
-        return found
+        return self.completion.occupied()
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -183,10 +164,7 @@ class Engine:
     def abandon(self, error: Exception) -> list[RequestOutput]:
         """Answers everyone who is here, without the device, which is lost. The engine can't go on."""
         self.drain()
-        while self._scheduler.active:
-            request = self._scheduler.active[-1]
-            self._scheduler.release(len(self._scheduler.active) - 1)
-            self._outputs.answer(request, error, Outcome.FAILED)
+        self.completion.abandon_all(error)
         self._queue.take_cancelled()
         return self._fail_others(error)
 
@@ -202,10 +180,7 @@ class Engine:
 
     def _fail_active(self, error: Exception) -> None:
         self._pipeline.drop()
-        while self._scheduler.active:
-            slot = len(self._scheduler.active) - 1
-            self._backend.zero(slot)
-            self._finish(slot, error, Outcome.FAILED)
+        self.completion.fail_all(error)
 
     def _sweep(self, now: float) -> None:
         """Cancellations, deadlines, time limits, and hypotheses of which no more is wanted."""
@@ -213,7 +188,7 @@ class Engine:
             if dropped.slot is None:
                 self._outputs.answer(dropped.request, dropped.error(), dropped.outcome)
             else:
-                self._finish(dropped.slot, dropped.error(), dropped.outcome)
+                self.completion.finish(dropped.slot, dropped.error(), dropped.outcome)
         stopped = self._queue.take_stopped()
         for slot in reversed(range(len(self._scheduler.active))):
             request = self._scheduler.active[slot]
@@ -223,10 +198,10 @@ class Engine:
                 for index in (index for request_id, index in stopped if request_id == request.id):
                     request.search.stop_one(index)
             except Exception:
-                self._fail_alone(slot)
+                self.completion.fail_alone(slot)
                 continue
             if request.search.done:
-                self._answer(slot)
+                self.completion.answer(slot)
 
     # -- admit ---------------------------------------------------------------------------------------------------
 
@@ -248,12 +223,11 @@ class Engine:
         while (request := self._next_placed()) is not None:
             request.started = request.started or began
             request.encode_seconds = now - request.started
-            slot = self._scheduler.start(request)
-            request.stays.append((self.first_slot + slot, now))
+            slot = self.completion.start(request, now)
             try:
                 self._backend.place(slot, request.memory, request.start())
             except Exception:
-                self._fail_alone(slot)
+                self.completion.fail_alone(slot)
                 continue
             request.memory = None  # the slot has it now
             self._stats.admitted += 1
@@ -267,7 +241,7 @@ class Engine:
             except Exception:
                 request = self._placement.requests[0]
                 log.exception("request %d of %s could not be placed", request.id, self.manifest.name)
-                could_not_prepare(request, ComputeError(_FAILED_ALONE), self._scheduler, self._outputs)
+                could_not_prepare(request, ComputeError(FAILED_ALONE), self._scheduler, self._outputs)
                 self._placement.keep(self._scheduler.is_preparing)
         return None
 
@@ -343,7 +317,7 @@ class Engine:
                 edits = [sum(each.edits.size + len(each.forbidden) for each in part.edits) for part in parts]
                 slot = max(range(len(requests)), key=lambda each: (edits[each], each))
                 log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)
-                self._finish(slot, out_of_memory(), Outcome.FAILED)
+                self.completion.finish(slot, out_of_memory(), Outcome.FAILED)
                 parts[slot] = parts[-1]  # as the slots are
                 parts.pop()
 
@@ -360,7 +334,7 @@ class Engine:
             try:
                 parts[request.id] = host_part(request, ahead)
             except Exception:
-                self._fail_alone(slot)
+                self.completion.fail_alone(slot)
         return [parts[request.id] for request in self._scheduler.active]
 
     # -- settle --------------------------------------------------------------------------------------------------
@@ -377,60 +351,17 @@ class Engine:
                 continue
             request.first_token = request.first_token or now
             if broken[row]:
-                log.error("request %d of %s: the model's scores are NaN", request.id, self.manifest.name)
-                self._backend.zero(slot)
-                self._finish(slot, ComputeError("the model's scores are not numbers"), Outcome.FAILED)
+                self.completion.fail_broken(slot)
                 continue
             try:
                 request.search.advance(views[row])
                 if not request.search.done:
                     self._outputs.stream(request)
             except Exception:
-                self._fail_alone(slot)
+                self.completion.fail_alone(slot)
                 continue
             if request.search.done:
-                self._answer(slot)
-
-    def _answer(self, slot: int) -> None:
-        request = self._scheduler.active[slot]
-        try:
-            hypotheses = request.search.hypotheses()
-        except Exception:
-            return self._fail_alone(slot)
-        if not hypotheses:
-            error = InvalidRequest("the options forbid every possible output; allow more words or a longer output")
-            return self._finish(slot, error, Outcome.FAILED)
-        try:
-            if request.search.options.return_alignment:
-                start = request.search.start_token
-                hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
-        except Exception:
-            log.exception("aligning request %d failed", request.id)
-            return self._finish(slot, ComputeError("the alignment failed"), Outcome.FAILED)
-        timings = Timings(
-            queue=request.started - request.submitted,
-            encode=request.encode_seconds,
-            decode=self._clock() - request.started - request.encode_seconds,
-        )
-        self._queue.served(timings.encode + timings.decode)
-        self._finish(slot, Result(hypotheses, timings, request.cached_tokens, request.search.trace()), Outcome.OK)
-
-    def _fail_alone(self, slot: int) -> None:
-        """What the engine did for one request failed: its neighbours go on as if it had never been there."""
-        request = self._scheduler.active[slot]
-        log.exception("request %d of %s failed", request.id, self.manifest.name)
-        self._backend.zero(slot)
-        self._finish(slot, ComputeError(_FAILED_ALONE), Outcome.FAILED)
-
-    def _finish(self, slot: int, answer: Answer, outcome: Outcome) -> None:
-        """Frees the slot and answers the request that had it."""
-        request = self._scheduler.active[slot]
-        moved = self._scheduler.release(slot)
-        if moved is not None:
-            self._backend.move(moved, slot)
-            self._stats.moves += 1
-            self._scheduler.active[slot].stays.append((self.first_slot + slot, self._clock()))
-        self._outputs.answer(request, answer, outcome)
+                self.completion.answer(slot)
 
     # -- report --------------------------------------------------------------------------------------------------
 
@@ -438,6 +369,7 @@ class Engine:
         stats, shape, active = self._stats, self._capacity.shape, self._scheduler.active
         outputs, stats.finished = self._outputs.take()
         stats.remaining = len(active)
+        stats.moves, self.completion.moves = self.completion.moves, 0
         stats.queued = self._queue.waiting + self._scoring.queue.waiting
         stats.live_entries = sum(request.search.used_entries for request in active)
         if stats.active:

@@ -14,7 +14,8 @@ from functools import partial, reduce
 from typing import Any
 
 from beamline.serving.contract.stats import DeviceStats, StepStats
-from beamline.serving.engine.core import Engine, Occupied
+from beamline.serving.engine.completion import Occupied
+from beamline.serving.engine.core import Engine
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Overloaded
@@ -33,7 +34,7 @@ class Replicas:
         self._lock = threading.Lock()
         self._turn = 0
         for before, engine in zip(self.engines, self.engines[1:], strict=False):
-            engine.first_slot = before.first_slot + before.plan.slots
+            engine.completion.first_slot = before.completion.first_slot + before.plan.slots
 
     def submit(self, request: Request) -> None:
         """Where one is full, the next may not be: only when all are is the request refused."""
