@@ -3,7 +3,7 @@
 They live here once, for every model; the step graph only applies the lists. The semantics are those of the logits
 processors of Hugging Face `generate`: n-gram blocking, repetition and other penalties, biases, forbidden words.
 
-What a step costs does not grow with the prompt: each beam's list and history are its parent's, one token longer.
+What a step costs does not grow with the prompt: what a beam has said, and its list, are its parent's, one token longer.
 """
 
 from __future__ import annotations
@@ -13,22 +13,9 @@ from collections.abc import Iterable, Sequence
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.search.beam_search import BeamSearch
 from beamline.serving.engine.search.edits import FORBIDDEN, BeamEdits, EditList
-from beamline.serving.engine.search.history import Beginning, History, as_bytes
+from beamline.serving.engine.search.history import ID_BYTES, Beginning, as_bytes
 
 _NEVER = -100.0  # a bias as low as this forbids
-
-
-class _Beam:
-    """What a beam's edits are made from."""
-
-    __slots__ = ("edits", "history")
-
-    def __init__(self, edits: EditList, history: History) -> None:
-        self.edits = edits
-        self.history = history
-
-    def copy(self) -> _Beam:
-        return _Beam(self.edits.copy(), self.history.copy())
 
 
 class LogitsProcessors:
@@ -59,10 +46,14 @@ class LogitsProcessors:
         said = frozenset(beginning.tokens)
         for token, bias in self._bias.items():
             self._common.put(token, penalty if token in said else 1.0, bias)
-        self._beams: list[_Beam] = []
-        if self.looks_back:
-            history = History(beginning, max((len(word) - 1 for word in words), default=0))
-            self._beams = [_Beam(self._common.copy(), history.copy()) for _ in range(options.beam_size)]
+        # Of each beam, where something looks back: what it has said, behind the beginning's last tokens. And where that
+        # edits words, its list, and how often it has said each token.
+        self._beginning = beginning
+        tail = beginning.tail(max((len(word) - 1 for word in words), default=0))
+        self._said = [tail] * options.beam_size
+        self._lists: list[tuple[EditList, dict[int, int]]] = []
+        if self._edits_words:
+            self._lists = [(self._common.copy(), {}) for _ in range(options.beam_size)]
         self._depth = len(options.prefix)  # of the tree, up to which the beams have followed it
 
     def edits(self, search: BeamSearch, ahead: int = 0) -> list[BeamEdits]:
@@ -76,30 +67,42 @@ class LogitsProcessors:
             return [BeamEdits(self._common, ends)] * self.options.beam_size if ends or self._common.size else []
         for parents, tokens in search.levels(self._depth):
             self._follow(parents, tokens)
-        return [BeamEdits(beam.edits, self._forbidden(beam.history, ends)) for beam in self._beams]
+        forbidden = [self._forbidden(said, ends) for said in self._said]
+        if self._edits_words:
+            return [BeamEdits(edits, each) for (edits, _), each in zip(self._lists, forbidden, strict=True)]
+        return [BeamEdits(self._common, each) for each in forbidden] if self._common.size or any(forbidden) else []
 
     def _follow(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """One depth further down the tree. All copies are made before any of them is extended."""
-        given: set[int] = set()
-        beams = []
-        for parent in parents:
-            beams.append(self._beams[parent].copy() if parent in given else self._beams[parent])
-            given.add(parent)
-        for beam, token in zip(beams, tokens, strict=True):
-            beam.history.extend(token)
-            if self._edits_words:
-                beam.edits.put(token, self.options.repetition_penalty, self._added(token, beam.history))
-        self._beams = beams
+        """One depth further down the tree."""
+        added = as_bytes(tokens)
+        self._said = [
+            self._said[parent] + added[ID_BYTES * beam : ID_BYTES * (beam + 1)] for beam, parent in enumerate(parents)
+        ]
+        if self._edits_words:
+            self._follow_lists(parents, tokens)
         self._depth += 1
 
-    def _added(self, token: int, history: History) -> float:
-        """To the score of a token that the beam has said."""
+    def _follow_lists(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """A parent's first child takes its list over. All copies are made before any of them is extended."""
+        given: set[int] = set()
+        lists = []
+        for parent in parents:
+            edits, counts = self._lists[parent]
+            lists.append((edits.copy(), counts.copy()) if parent in given else (edits, counts))
+            given.add(parent)
+        for (edits, counts), token in zip(lists, tokens, strict=True):
+            counts[token] = counts.get(token, 0) + 1
+            edits.put(token, self.options.repetition_penalty, self._added(token, counts[token]))
+        self._lists = lists
+
+    def _added(self, token: int, count: int) -> float:
+        """To the score of a token that the beam has said so often."""
         bias = self._bias.get(token, 0.0)
         if not self._lowers:
             return bias
-        return bias - self.options.presence_penalty - history.counts[token] * self.options.frequency_penalty
+        return bias - self.options.presence_penalty - count * self.options.frequency_penalty
 
-    def _forbidden(self, history: History, ends: Sequence[int]) -> Sequence[int]:
-        phrases = [last for before, last in self._phrases if history.ends_with(before)]
-        forbidden = (*history.repeating(), *phrases, *ends)
+    def _forbidden(self, said: bytes, ends: Sequence[int]) -> Sequence[int]:
+        phrases = [last for before, last in self._phrases if said.endswith(before)]
+        forbidden = (*self._beginning.repeating(said), *phrases, *ends)
         return tuple(dict.fromkeys(forbidden)) if forbidden else ()
