@@ -92,6 +92,10 @@ def _work(jobs: _Jobs) -> None:
 def give_memory_back() -> None:
     """A model goes with its last reference; should two of its parts refer to each other, it goes now. And the C library
     keeps freed memory for itself; where it is another one, there is nothing to do."""
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()  # it may have been there when the process was ready
     gc.collect()
+    if frozen:
+        gc.freeze()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
