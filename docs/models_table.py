@@ -25,6 +25,7 @@ _MORE = {
     "bart": _TRANSLATION,
     "m2m_100": _TRANSLATION,
     "t5": _TRANSLATION,
+    "encoder-decoder": _TRANSLATION,
     "gpt2": _LANGUAGE,
     "llama": _LANGUAGE,
 }

@@ -36,6 +36,7 @@ class Family(Protocol):
 def families() -> tuple[type[Family], ...]:
     """All of them, in the order in which they are asked."""
     from beamline.converters.families.bart import BartConverter
+    from beamline.converters.families.encoder_decoder_pair import EncoderDecoderPairConverter
     from beamline.converters.families.gpt2 import Gpt2Converter
     from beamline.converters.families.llama import LlamaConverter
     from beamline.converters.families.m2m100 import M2M100Converter
@@ -63,6 +64,7 @@ def families() -> tuple[type[Family], ...]:
         BartConverter,
         M2M100Converter,
         T5Converter,
+        EncoderDecoderPairConverter,
         Gpt2Converter,
         LlamaConverter,
     )

@@ -43,14 +43,21 @@ class Checkpoint:
 
         return self._read(AutoTokenizer.from_pretrained)
 
-    def model(self, kind: Any) -> Any:
-        """In float32, ready to be asked; `kind` is one of transformers' classes."""
+    def model(self, kind: Any, stored_under: Callable[[Any, str], str | None] = lambda config, name: None) -> Any:
+        """In float32, ready to be asked; `kind` is one of transformers' classes. Of a tensor that is missing,
+        `stored_under` says which other one it is, where a checkpoint shares them and transformers doesn't know."""
         original, found = self._read(
             kind.from_pretrained,
             dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # said in our words, with all the others
         )
+        weights = original.state_dict()
+        shared = {name: stored_under(original.config, name) for name in found["missing_keys"]}
+        for name, other in shared.items():
+            if other in weights and other not in shared:
+                weights[name].copy_(weights[other])
+                found["missing_keys"] = set(found["missing_keys"]) - {name}
         self.refuse(_misfits(found))
         return original.eval()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,10 +27,13 @@ class Text:
 
     tokenizer: OriginalTokenizer
     languages: Languages | None = None
+    target_tokenizer: OriginalTokenizer | None = None  # where the target has a vocabulary of its own
 
 
 class Seq2SeqConverter(GenerationConverter):
     """A family says what it can't take, and maps configuration and weights."""
+
+    endings: ClassVar[tuple[str, ...]] = ("ForConditionalGeneration", "MTModel")  # of transformers' classes
 
     @classmethod
     def unsupported(cls, config: Any) -> list[str]:
@@ -46,6 +49,11 @@ class Seq2SeqConverter(GenerationConverter):
     def map_weights(cls, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their tensors by the names of an `EncoderDecoderTransformer`. The output's bias is `output.bias`."""
 
+    @classmethod
+    def stored_under(cls, config: Any, name: str) -> str | None:
+        """Which of the tensors that are there is also the one of this name, which is not."""
+        return None
+
     def text(self, tokenizer: Any, config: Any, generation: Mapping[str, Any]) -> Text:
         return Text(FastTokenizer(tokenizer))
 
@@ -54,10 +62,9 @@ class Seq2SeqConverter(GenerationConverter):
 
         checkpoint = Checkpoint(self.source)
         config = checkpoint.config()
-        endings = ("ForConditionalGeneration", "MTModel")
-        reasons = wrong_kind(config, self.model_types, endings, "encoder-decoder that writes")
+        reasons = wrong_kind(config, self.model_types, self.endings, "encoder-decoder that writes")
         checkpoint.refuse(reasons + self.unsupported(config))
-        original = checkpoint.model(AutoModelForSeq2SeqLM)
+        original = checkpoint.model(AutoModelForSeq2SeqLM, self.stored_under)
         tokenizer = checkpoint.tokenizer()
         self.family = config.model_type
         # As transformers itself understands generation_config.json, or what older checkpoints say in config.json.
@@ -68,11 +75,12 @@ class Seq2SeqConverter(GenerationConverter):
         text = self.text(tokenizer, config, generation)
         languages = text.languages
         limits = limits_for(model.architecture.decoder.max_positions, vocabulary.target_size)
+        limits = limits.model_copy(update={"max_source_length": model.architecture.encoder.max_positions})
         return LoadedModel(
             model=EncoderDecoderSteps(model),
             original=_logits_of(original),
             source_tokenizer=text.tokenizer,
-            target_tokenizer=text.tokenizer,
+            target_tokenizer=text.target_tokenizer or text.tokenizer,
             vocabulary=vocabulary,
             limits=limits,
             defaults=decoding_defaults(generation, limits, str(self.source)),
@@ -95,7 +103,11 @@ class Seq2SeqConverter(GenerationConverter):
         return model.eval()
 
     def _vocabulary(self, original: Any, generation: Mapping[str, Any]) -> Vocabulary:
-        config, size = original.config, original.get_input_embeddings().num_embeddings
+        config = original.config
+        source_size, size = (
+            original.get_input_embeddings().num_embeddings,
+            original.get_output_embeddings().out_features,
+        )
 
         def stated(name: str) -> Any:
             return generation.get(name, getattr(config, name, None))
@@ -112,7 +124,7 @@ class Seq2SeqConverter(GenerationConverter):
                 if each is None or not 0 <= each < size
             ]
         )
-        return Vocabulary(source_size=size, target_size=size, pad_id=pad, eos_ids=ends, decoder_start_id=start)
+        return Vocabulary(source_size=source_size, target_size=size, pad_id=pad, eos_ids=ends, decoder_start_id=start)
 
 
 def output_bias(tensors: Mapping[str, Tensor]) -> Tensor | None:

@@ -68,13 +68,13 @@ class Seq2SeqShape:
         words = max(tokenizer.get_vocab().values(), default=0) + 1
         languages = getattr(tokenizer, "lang_code_to_id", {}).values()  # M2M100 does not count them as words
         settings = {"vocab_size": max(words, *languages, 0) + SPARE_ROWS, **ids, **sizes, **self.options}
-        original = model(config(**settings)).eval()
-        _enliven(original)
-        _set_generation(original, self.generation)
-        return original
+        return enlivened(model(config(**settings)).eval(), self.generation)
 
     def make_tokenizer(self) -> Any:
-        return _tokenizer(self.tokenizer)
+        return make_tokenizer(self.tokenizer)
+
+    def save_tokenizers(self, folder: Path) -> None:
+        self.make_tokenizer().save_pretrained(folder)
 
 
 _BART_SIZES = {
@@ -108,6 +108,7 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any
     "mt5": (MT5Config, MT5ForConditionalGeneration, _T5_SIZES),
     "umt5": (UMT5Config, UMT5ForConditionalGeneration, _T5_SIZES),
 }
+_WIDE = ("lm_head.weight", "shared", "embed_tokens", "word_embeddings", "wte", "relative_attention_bias")
 _UNEVEN = {"encoder_layers": 3, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 64}
 
 BART = Seq2SeqShape("bart", "bart", "bart", generation={"forced_bos_token_id": 0, "num_beams": 4})
@@ -141,17 +142,23 @@ SHAPES = (
 )
 
 
+def enlivened(model: Any, generation: dict[str, Any]) -> Any:
+    _enliven(model)
+    _set_generation(model, generation)
+    return model
+
+
 @torch.no_grad()
 def _enliven(model: Any) -> None:
     """Random weights of the usual size repeat one word for ever; these were found by trying. A long vector for the end
     token makes texts end."""
     for name, parameter in model.named_parameters():
-        if "embed_positions" in name:
+        if any(part in name for part in ("embed_positions", "position_embeddings", "wpe")):
             if parameter.requires_grad:
                 parameter.normal_(std=0.5)
         elif parameter.dim() > 1:
-            wide = any(part in name for part in ("lm_head", "shared", "embed_tokens", "relative_attention_bias"))
-            across = "encoder_attn" in name or "EncDecAttention" in name
+            wide = any(part in name for part in _WIDE)
+            across = any(part in name for part in ("encoder_attn", "EncDecAttention", "crossattention"))
             parameter.normal_(std=0.5 if wide else 0.8 if across else 0.25)
             if name.endswith("Attention.q.weight"):
                 parameter.mul_(model.config.d_kv**-0.5)  # T5's attention has no scale of its own
@@ -161,7 +168,8 @@ def _enliven(model: Any) -> None:
             parameter.normal_(mean=1.0, std=0.1)
     output = model.get_output_embeddings().weight
     output[model.config.eos_token_id] *= 2.0
-    output[model.config.pad_token_id] *= 0.1
+    if model.config.pad_token_id != model.config.eos_token_id:
+        output[model.config.pad_token_id] *= 0.1
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_(std=0.1)
 
@@ -196,7 +204,7 @@ def _pieces() -> list[tuple[str, float]]:
 
 
 @cache
-def _tokenizer(kind: str) -> Any:
+def make_tokenizer(kind: str) -> Any:
     return _TOKENIZERS[kind]()
 
 
@@ -273,7 +281,7 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
 def write_seq2seq(folder: Path, shape: Seq2SeqShape, **saving: Any) -> Path:
     """A directory as it is published. `saving` goes to `save_pretrained` (shards, and other formats)."""
     shape.original().save_pretrained(folder, **saving)
-    shape.make_tokenizer().save_pretrained(folder)
+    shape.save_tokenizers(folder)
     return folder
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "rotary", "none")
+POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "learned_fairseq", "rotary", "none")
 NORMS = ("layer", "rms")
 PLACEMENTS = ("pre", "post")
 
@@ -91,6 +91,7 @@ class StackConfig:
     relative: RelativeConfig | None = None
     embedding_scale: float = 1.0
     embedding_norm: bool = False  # what enters the first layer is normalised
+    output_transform: str | None = None  # BERT's: the activation of a dense layer before the last norm
     dropout: float = 0.0
 
     def problems(self) -> list[str]:
@@ -100,6 +101,8 @@ class StackConfig:
         found += [*(self.cross_attention.problems() if self.cross_attention else ())]
         found += [*(self.relative.problems() if self.relative else ())]
         found += one_of("positions", self.positions, POSITIONS)
+        if self.output_transform is not None:
+            found += one_of("output_transform", self.output_transform, ACTIVATIONS)
         if self.positions.startswith("sinusoidal") and self.d_model % 2:
             found.append(f"sinusoidal positions need an even d_model, not {self.d_model}")
         if self.positions == "rotary" and self.attention.head_width % 2:

@@ -70,6 +70,8 @@ class Embedding(nn.Module):
         self.rotary: Rotary | None = None
         if self.kind == "learned":
             self.table: Tensor = nn.Parameter(torch.randn(config.max_positions, config.d_model) * _LEARNED_SPREAD)
+        elif self.kind == "learned_fairseq":
+            self.table = nn.Parameter(torch.randn(1 + config.max_positions, config.d_model) * _LEARNED_SPREAD)
         elif self.kind == "rotary":
             self.rotary = Rotary(config.max_positions, config.attention.head_width)
         elif self.kind == "sinusoidal_fairseq":
@@ -86,7 +88,7 @@ class Embedding(nn.Module):
             x = x * self.scale
         if self.kind == "learned":
             x = x + F.embedding(positions, self.table)
-        elif self.kind == "sinusoidal_fairseq":
+        elif self.kind.endswith("_fairseq"):  # the first row is the padding token's, which has no position
             x = x + self.table[torch.where(tokens == self.padding_id, 0, positions + 1)]
         elif self.kind.startswith("sinusoidal"):
             # Indexed, so that it is not taken for an embedding whose rows may be rounded to 8 bits.

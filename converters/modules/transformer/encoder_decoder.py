@@ -12,7 +12,7 @@ from beamline.converters.modules.initialization import reset
 from beamline.converters.modules.transformer.attention import CrossAttention, attend, causal_mask, visible_to_all
 from beamline.converters.modules.transformer.config import EncoderDecoderConfig
 from beamline.converters.modules.transformer.embedding import Embedding
-from beamline.converters.modules.transformer.layers import Stack
+from beamline.converters.modules.transformer.layers import OutputTransform, Stack
 from beamline.converters.modules.transformer.norms import make_final_norm
 from beamline.converters.modules.transformer.relative import Masks, distances_in_text, relative_bias
 
@@ -30,7 +30,8 @@ class EncoderDecoderTransformer(nn.Module):
         self.decoder = Stack(decoder, memory_width=encoder.d_model)
         self.encoder_bias = relative_bias(encoder, both_ways=True)
         self.decoder_bias = relative_bias(decoder, both_ways=False)
-        self.encoder_norm, self.decoder_norm = make_final_norm(encoder), make_final_norm(decoder)
+        self.encoder_norm = make_final_norm(encoder)
+        self.decoder_norm = OutputTransform(decoder) if decoder.output_transform else make_final_norm(decoder)
         self.output = nn.Linear(decoder.d_model, decoder.vocab_size, bias=architecture.output_bias)
         reset(self, decoder.d_model)
         self.tie()

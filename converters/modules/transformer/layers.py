@@ -43,6 +43,20 @@ class FeedForward(nn.Module):
         return self.outer(self.dropout(active))  # type: ignore[no-any-return]
 
 
+class OutputTransform(nn.Module):
+    """What BERT does to the last hidden states before they are compared with words."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        assert config.output_transform is not None
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.activation = ACTIVATIONS[config.output_transform]
+        self.norm = make_norm(config.norm, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+
+
 class Layer(nn.Module):
     """Of an encoder, a decoder with cross-attention, or a language model."""
 

@@ -24,6 +24,7 @@ from tests.converters.test_unsupported import edit, reasons_of
 from tests.serving.engine.test_scoring import scored
 from tests.serving.engine.test_search_exact import compare
 from tests.support.compiled import compile_lowered, compile_version
+from tests.support.encoder_decoder_pairs import BERT2GPT2, PAIRS
 from tests.support.engines import decode, make_engine, results
 from tests.support.hugging_face import seq2seq_answers
 from tests.support.seq2seq import (
@@ -41,6 +42,7 @@ from tests.support.text import english_lines, odd_lines
 
 UMT5 = next(shape for shape in SHAPES if shape.name == "umt5")
 SAMPLE = (NLLB, T5)
+ALL = (*SHAPES, *PAIRS)
 _converted: dict[str, ConvertedSeq2Seq] = {}
 
 
@@ -60,7 +62,7 @@ def shapes(chosen: tuple[Seq2SeqShape, ...]) -> pytest.MarkDecorator:
 # -- without an export -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", ALL, ids=lambda shape: shape.name)
 @torch.no_grad()
 def test_every_shape_is_mapped_exactly(shape: Seq2SeqShape, tmp_path: Path) -> None:
     """As it lies on disk: weights up to the last position, and the text of its tokenizer."""
@@ -88,7 +90,7 @@ def test_every_shape_is_mapped_exactly(shape: Seq2SeqShape, tmp_path: Path) -> N
         assert served.decode(ids) == loaded.source_tokenizer.decode(ids), ascii(line)
 
 
-@pytest.mark.parametrize("shape", [T5, UMT5, NLLB, BART], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [T5, UMT5, NLLB, BART, BERT2GPT2], ids=lambda shape: shape.name)
 def test_steps_over_random_trees_are_teacher_forcing(shape: Seq2SeqShape, tmp_path: Path) -> None:
     """Relative positions are counted along a beam's own path."""
     loaded = converter_for(write_seq2seq(tmp_path, shape)).load()
@@ -240,7 +242,7 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@shapes(SHAPES)
+@shapes(ALL)
 def test_whole_grid(converted: ConvertedSeq2Seq, tmp_path: Path) -> None:
     """Every shape: all widths, alone and in a crowd of others, up to the limits of source and target."""
     for beams in (1, 2, 4, 8):
@@ -255,7 +257,7 @@ def test_whole_grid(converted: ConvertedSeq2Seq, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@shapes(SHAPES)
+@shapes(ALL)
 def test_every_shape_in_8_bits(converted: ConvertedSeq2Seq, tmp_path: Path) -> None:
     """Random weights are the worst case for rounding; still, most of what is written stays."""
     folder = tmp_path / "repository"
@@ -282,7 +284,7 @@ def check_served(version: Path) -> list[Hypothesis]:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@shapes(SHAPES)
+@shapes(ALL)
 def test_every_shape_compiles(converted: ConvertedSeq2Seq) -> None:
     assert set(compile_version(converted.folder)) == {"encoder", "step", "score"}
 
@@ -290,6 +292,6 @@ def test_every_shape_compiles(converted: ConvertedSeq2Seq) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8", "int4"])
-@shapes((NLLB, T5))
+@shapes((*SAMPLE, BERT2GPT2))
 def test_families_compile_in_every_precision(converted: ConvertedSeq2Seq, precision: str, tmp_path: Path) -> None:
     assert set(compile_lowered(converted.folder, tmp_path / "lowered", precision)) == {"encoder", "step", "score"}
