@@ -36,16 +36,23 @@ class Family(Protocol):
 def families() -> tuple[type[Family], ...]:
     """All of them, in the order in which they are asked."""
     from beamline.converters.families.bart import BartConverter
+    from beamline.converters.families.bloom import BloomConverter
     from beamline.converters.families.encoder_decoder_pair import EncoderDecoderPairConverter
+    from beamline.converters.families.gemma import GemmaConverter
     from beamline.converters.families.gpt2 import Gpt2Converter
+    from beamline.converters.families.gpt_neox import GptNeoXConverter
     from beamline.converters.families.llama import LlamaConverter
     from beamline.converters.families.m2m100 import M2M100Converter
     from beamline.converters.families.marian import MarianConverter
+    from beamline.converters.families.olmo2 import Olmo2Converter
+    from beamline.converters.families.opt import OptConverter
     from beamline.converters.families.own_module import OwnModuleConverter
+    from beamline.converters.families.phi3 import Phi3Converter
     from beamline.converters.families.recurrent_language import RecurrentLanguageConverter
     from beamline.converters.families.reference_recurrent import ReferenceRecurrentConverter
     from beamline.converters.families.reference_recurrent_pooled import ReferenceRecurrentPooledConverter
     from beamline.converters.families.reference_transformer import ReferenceTransformerConverter
+    from beamline.converters.families.smollm3 import SmolLM3Converter
     from beamline.converters.families.t5 import T5Converter
     from beamline.converters.families.torch_recurrent import TorchRecurrentConverter
     from beamline.converters.families.torch_recurrent_pooled import TorchRecurrentPooledConverter
@@ -67,6 +74,13 @@ def families() -> tuple[type[Family], ...]:
         EncoderDecoderPairConverter,
         Gpt2Converter,
         LlamaConverter,
+        SmolLM3Converter,
+        Olmo2Converter,
+        GemmaConverter,
+        Phi3Converter,
+        GptNeoXConverter,
+        OptConverter,
+        BloomConverter,
     )
 
 

@@ -48,7 +48,7 @@ class Gpt2Converter(LanguageModelConverter):
         return DecoderOnlyConfig(decoder_stack(config), tie_output=config.tie_word_embeddings)
 
     @classmethod
-    def map_weights(cls, tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    def map_weights(cls, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their names are those of `GPT2LMHeadModel`."""
         mapped = {
             "embedding.tokens.weight": tensors["transformer.wte.weight"],
@@ -57,7 +57,7 @@ class Gpt2Converter(LanguageModelConverter):
             "norm.bias": tensors["transformer.ln_f.bias"],
             "output.weight": tensors["lm_head.weight"],
         }
-        for layer in range(layers):
+        for layer in range(config.n_layer):
             mapped |= map_layer(tensors, f"transformer.h.{layer}", f"decoder.{layer}")
         return mapped
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from beamline.converters.checkpoints.tokenizers import FastTokenizer
 from beamline.converters.loaders.hugging_face import MAX_BEAM_SIZE, Checkpoint, wrong_kind
 from beamline.converters.modules.transformer.config import DecoderOnlyConfig
 from beamline.converters.modules.transformer.decoder_only import DecoderOnlyTransformer
+from beamline.converters.modules.transformer.embedding import Rotary
 from beamline.converters.modules.transformer.steps import DecoderOnlySteps
 from beamline.converters.tasks.generation import Chat, GenerationConverter, LoadedModel
 from beamline.serving.contract.manifest import Limits, Vocabulary
@@ -35,8 +36,14 @@ class LanguageModelConverter(GenerationConverter):
 
     @classmethod
     @abstractmethod
-    def map_weights(cls, tensors: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    def map_weights(cls, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Their tensors by the names of a `DecoderOnlyTransformer`."""
+
+    @classmethod
+    def frequencies(cls, original: Any) -> list[tuple[Tensor, float]]:
+        """By which rotary positions turn, and what multiplies that which is turned; for each table of angles."""
+        turning = original.base_model.rotary_emb
+        return [(turning.original_inv_freq, turning.attention_scaling)]
 
     def load(self) -> LoadedModel:
         from transformers import AutoModelForCausalLM
@@ -78,11 +85,11 @@ class LanguageModelConverter(GenerationConverter):
         with torch.device("meta"):
             model = DecoderOnlyTransformer(config)
         weights = {name: tensor.detach() for name, tensor in original.state_dict().items()}
-        model.load_state_dict(cls.map_weights(weights, config.decoder.layers), assign=True)
+        model.load_state_dict(cls.map_weights(original.config, weights), assign=True)
         model.tie()
-        if model.embedding.rotary is not None:
-            turning = original.model.rotary_emb
-            model.embedding.rotary.set_frequencies(turning.original_inv_freq, turning.attention_scaling)
+        if tables := model.embedding.rotary:
+            for table, (frequencies, scaling) in zip(tables, cls.frequencies(original), strict=False):
+                cast(Rotary, table).set_frequencies(frequencies, scaling)
         return model.eval()
 
     def _unsupported(self, config: Any) -> list[str]:
@@ -117,6 +124,13 @@ class LanguageModelConverter(GenerationConverter):
             eos_ids=tuple(eos),
             decoder_start_id=first(tokenizer.bos_token_id, generation["bos_token_id"]),
         )
+
+
+def parts_of_heads(joined: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows in which each head has its query, key and value next to each other -> all queries, keys, values."""
+    rows = joined.unflatten(0, (heads, 3, -1))  # type: ignore[no-untyped-call]
+    query, key, value = (rows[:, part].flatten(0, 1) for part in range(3))
+    return query, key, value
 
 
 def _chat(tokenizer: Any) -> Chat:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,17 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from beamline.converters.families import converter_for
 from beamline.serving.contract.manifest import Manifest, read_manifest
@@ -45,10 +34,13 @@ class LanguageShape:
     family: str
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0  # one by which texts vary and end
 
     def original(self) -> Any:
-        torch.manual_seed(0)
-        model = _FAMILIES[self.family](self.options).eval()
+        torch.manual_seed(self.seed)
+        sizes = _SIZES.get(self.family, _LLAMA_SIZES)
+        config = AutoConfig.for_model(self.family, **{**_COMMON, **sizes, **self.options})
+        model = AutoModelForCausalLM.from_config(config).eval()
         _enliven(model)
         return model
 
@@ -92,12 +84,17 @@ _LLAMA_SIZES = {
     "max_position_embeddings": POSITIONS,
     "tie_word_embeddings": False,
 }
-_GPT2_SIZES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
-_FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "gpt2": lambda options: GPT2LMHeadModel(GPT2Config(**{**_COMMON, **_GPT2_SIZES, **options})),
-    "llama": lambda options: LlamaForCausalLM(LlamaConfig(**{**_COMMON, **_LLAMA_SIZES, **options})),
-    "mistral": lambda options: MistralForCausalLM(MistralConfig(**{**_COMMON, **_LLAMA_SIZES, **options})),
-    "qwen2": lambda options: Qwen2ForCausalLM(Qwen2Config(**{**_COMMON, **_LLAMA_SIZES, **options})),
+_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS},
+    "opt": {
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": POSITIONS,
+        "word_embed_proj_dim": 32,
+    },
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4, "seq_length": POSITIONS},
 }
 
 
@@ -105,6 +102,7 @@ _FAMILIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def _enliven(model: Any) -> None:
     """Random weights of the usual size repeat one word for ever; these were found by trying. Long vectors for the end
     tokens make texts end."""
+    usual = 0.0 if model.config.model_type.startswith("gemma") else 1.0  # its norms add one to their weights
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             wide = "lm_head" in name or "wte" in name or "embed_tokens" in name
@@ -112,9 +110,15 @@ def _enliven(model: Any) -> None:
         elif name.endswith("bias"):
             parameter.normal_(std=0.1)
         else:
-            parameter.normal_(mean=1.0, std=0.1)
+            parameter.normal_(mean=usual, std=0.1)
     model.get_output_embeddings().weight[[EOS, SECOND_EOS]] *= 1.5
-    model.generation_config.max_length = POSITIONS
+    model.generation_config.max_length = longest_text(model.config)
+
+
+def longest_text(config: Any) -> int:
+    """In tokens; each family says it in its own words."""
+    names = ("max_position_embeddings", "n_positions", "seq_length")
+    return next(int(value) for name in names if (value := getattr(config, name, None)))
 
 
 @cache

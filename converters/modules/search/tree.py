@@ -49,11 +49,12 @@ class Tree:
     def mask(self) -> Tensor:
         return self.visible[:, None]  # [B, 1, K, C]: the same for all heads
 
-    @property
-    def depths(self) -> Tensor:
-        """[B, K, C]: how deep in the tree a visible entry stands. Entries lie in the order in which they were made, so
-        it is the count of those before it that the beam sees as well."""
-        return self.visible.long().cumsum(2) - 1
+    def distances(self) -> Tensor:
+        """[B, K, C]: how far a visible entry stands from the beam's own, which is the last that it sees: 0, and less
+        before it. Entries lie in the order in which they were made, so it is a count of those in between that the beam
+        sees as well."""
+        counts = self.visible.long().cumsum(2)
+        return counts - counts[:, :, -1:]
 
     def append(self, cache: Tensor, new: Tensor) -> Tensor:
         return append(cache, new, self.write_index)

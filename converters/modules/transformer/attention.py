@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from beamline.converters.modules.transformer.config import AttentionConfig
+from beamline.converters.modules.transformer.norms import make_query_key_norm
 
 # query [B, H, T, D], new keys and values [B, G, T, D] -> [B, H, T, D]: what a position attends to is the caller's
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -46,11 +47,26 @@ def causal_mask(tokens: Tensor) -> Tensor:
     return (places[None, :] <= places[:, None]).expand(batch, 1, length, length)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None) -> Tensor:
     """query [B, H, T, D], all keys and values [B, G, C, D], mask [B, 1, T, C] -> [B, H, T, D]. Where there are fewer
     key heads, each answers several query heads."""
+    if softcap is not None:
+        return _attend_capped(query, key, value, mask, softcap)
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+
+
+def _attend_capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float) -> Tensor:
+    """Written out: TensorRT has no attention with a cap. The queries of a key head stand below each other, so that no
+    key is copied."""
+    batch, heads, length, width = query.shape
+    kv_heads = key.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads * length, width)
+    scores = (grouped @ key.transpose(-1, -2)) * (1 / (softcap * math.sqrt(width)))
+    scores = scores.reshape(batch, heads, length, key.shape[2]).tanh() * softcap
+    paid = torch.where(mask, scores, -torch.inf).softmax(-1)
+    attended = paid.reshape(batch, kv_heads, heads // kv_heads * length, key.shape[2]) @ value
+    return attended.reshape(query.shape)
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.config = config
         self.qkv = nn.Linear(d_model, config.query_width + 2 * config.kv_width, bias=config.qkv_bias)
+        self.query_key_norm = make_query_key_norm(config)
         self.output = nn.Linear(config.query_width, d_model, bias=config.output_bias)
 
     def project(self, x: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,6 +92,8 @@ class SelfAttention(nn.Module):
         heads, kv_heads = self.config.heads, self.config.kv_heads
         turned = heads + kv_heads
         query_key, value = _split(self.qkv(x), (turned * self.config.head_width, self.config.kv_width), dim=-1)
+        if self.query_key_norm is not None:
+            query_key = self.query_key_norm(query_key)
         if angles is not None:
             query_key = torch.onnx.ops.rotary_embedding(query_key, angles.cos, angles.sin, num_heads=turned)
         query, key = _split(split_heads(query_key, turned), (heads, kv_heads), dim=1)

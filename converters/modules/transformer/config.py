@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 POSITIONS = ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned", "learned_fairseq", "rotary", "none")
 NORMS = ("layer", "rms")
-PLACEMENTS = ("pre", "post")
+PLACEMENTS = ("pre", "post", "output", "both")
+QUERY_KEY_NORMS = ("none", "head", "width")
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,9 @@ class AttentionConfig:
     kv_heads: int  # fewer than heads: each key head answers several query heads
     qkv_bias: bool = True
     output_bias: bool = True
+    query_key_norm: str = "none"  # RMSNorm of queries and keys, each head alone or over the whole width
+    norm_eps: float = 1e-6
+    softcap: float | None = None  # scores are bent so that they stay below it: cap * tanh(score / cap)
 
     @classmethod
     def even(cls, d_model: int, heads: int) -> AttentionConfig:
@@ -34,6 +38,7 @@ class AttentionConfig:
 
     def problems(self) -> Iterator[str]:
         yield from at_least_one(self, "heads", "kv_heads", "head_width")
+        yield from one_of("query_key_norm", self.query_key_norm, QUERY_KEY_NORMS)
         if self.kv_heads >= 1 and self.heads % self.kv_heads:
             yield f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}"
 
@@ -55,7 +60,9 @@ class FeedForwardConfig:
 class NormConfig:
     kind: str = "layer"  # LayerNorm, or RMSNorm
     eps: float = 1e-5
-    placement: str = "pre"  # pre: normalise what enters a sublayer; post: the sum that leaves it
+    # pre: normalise what enters a sublayer; post: the sum that leaves it; output: what a sublayer adds to that sum;
+    # both: what enters it, and what it adds
+    placement: str = "pre"
     final: bool = True  # one more norm after the last layer
 
     def problems(self) -> Iterator[str]:
@@ -89,7 +96,13 @@ class StackConfig:
     max_positions: int = 256
     padding_id: int = 0  # of fairseq's positions: they are counted from behind this id, and it has none
     relative: RelativeConfig | None = None
+    # By layer, where they differ: how many tokens one sees, itself included (None: all), and which table of angles
+    # turns it (None: none). Empty: all see everything, and rotary positions have one table.
+    windows: tuple[int | None, ...] = ()
+    turned_by: tuple[int | None, ...] = ()
+    parallel: bool = False  # attention and feed-forward read the same input, and both are added to it
     embedding_scale: float = 1.0
+    embedding_width: int | None = None  # of the tokens' vectors, where they are projected to d_model
     embedding_norm: bool = False  # what enters the first layer is normalised
     output_transform: str | None = None  # BERT's: the activation of a dense layer before the last norm
     dropout: float = 0.0
@@ -109,7 +122,20 @@ class StackConfig:
             found.append(f"rotary positions need an even head_width, not {self.attention.head_width}")
         if self.max_positions < 2:
             found.append(f"max_positions is {self.max_positions}; a beginning and an end need 2")
+        for name, by_layer in (("windows", self.windows), ("turned_by", self.turned_by)):
+            if by_layer and len(by_layer) != self.layers:
+                found.append(f"{name} has {len(by_layer)} entries, but there are {self.layers} layers")
+        if any(window is not None and window < 1 for window in self.windows):
+            found.append("a window must be at least 1")
+        if self.parallel and (self.norm.placement != "pre" or self.cross_attention is not None):
+            found.append("a parallel layer has its norms in front and no cross-attention")
         return found
+
+    @property
+    def angle_tables(self) -> int:
+        if self.positions != "rotary":
+            return 0
+        return 1 + max((table for table in self.turned_by if table is not None), default=0)
 
 
 @dataclass(frozen=True)
@@ -139,6 +165,7 @@ class DecoderOnlyConfig:
     decoder: StackConfig
     tie_output: bool = True
     output_bias: bool = False
+    logit_softcap: float | None = None  # cap * tanh(logit / cap)
 
     def problems(self) -> list[str]:
         return self.decoder.problems()

@@ -48,9 +48,12 @@ class Rotary(nn.Module):
             self.register_buffer(name, torch.zeros(positions, head_width // 2), persistent=False)
 
     def set_frequencies(self, frequencies: Tensor, scaling: float) -> None:
-        """frequencies [D/2], by whatever rule a checkpoint has for long texts; `scaling` multiplies what is turned."""
+        """frequencies [D/2], by whatever rule a checkpoint has for long texts; `scaling` multiplies what is turned.
+        Where there are fewer, the rest of a head stays as it is."""
         angles = torch.arange(self.positions).float()[:, None] * frequencies.float()
-        self.cos, self.sin = angles.cos() * scaling, angles.sin() * scaling
+        rest = (0, self.cos.shape[1] - len(frequencies))
+        self.cos = F.pad(angles.cos() * scaling, rest, value=1.0)
+        self.sin = F.pad(angles.sin() * scaling, rest)
 
     def forward(self, positions: Tensor) -> Angles:
         return Angles(F.embedding(positions, self.cos), F.embedding(positions, self.sin))
@@ -67,17 +70,19 @@ class Embedding(nn.Module):
         self.norm = make_norm(config.norm, config.d_model) if config.embedding_norm else None
         self.kind = config.positions
         self.padding_id = config.padding_id
-        self.rotary: Rotary | None = None
+        tables = range(config.angle_tables)
+        self.rotary = nn.ModuleList(Rotary(config.max_positions, config.attention.head_width) for _ in tables)
+        self.projection: nn.Linear | None = None
+        if config.embedding_width is not None:
+            self.projection = nn.Linear(config.embedding_width, config.d_model, bias=False)
         if self.kind == "learned":
             self.table: Tensor = nn.Parameter(torch.randn(config.max_positions, config.d_model) * _LEARNED_SPREAD)
         elif self.kind == "learned_fairseq":
             self.table = nn.Parameter(torch.randn(1 + config.max_positions, config.d_model) * _LEARNED_SPREAD)
-        elif self.kind == "rotary":
-            self.rotary = Rotary(config.max_positions, config.attention.head_width)
         elif self.kind == "sinusoidal_fairseq":
             table = fairseq_table(config.max_positions, config.d_model, config.padding_id + 1)
             self.register_buffer("table", table, persistent=False)
-        elif self.kind != "none":
+        elif self.kind.startswith("sinusoidal"):
             table = sinusoidal_table(self.kind, config.max_positions, config.d_model)
             self.register_buffer("table", table, persistent=False)
 
@@ -86,6 +91,8 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(tokens)
         if self.scale != 1.0:
             x = x * self.scale
+        if self.projection is not None:
+            x = self.projection(x)
         if self.kind == "learned":
             x = x + F.embedding(positions, self.table)
         elif self.kind.endswith("_fairseq"):  # the first row is the padding token's, which has no position
@@ -97,6 +104,6 @@ class Embedding(nn.Module):
             x = self.norm(x)
         return self.dropout(x)  # type: ignore[no-any-return]
 
-    def angles(self, tokens: Tensor, positions: Tensor) -> Angles | None:
-        """Of rotary positions, which are not added but turn queries and keys; for each of the tokens."""
-        return None if self.rotary is None else self.rotary(positions.expand(tokens.shape))
+    def angles(self, tokens: Tensor, positions: Tensor) -> tuple[Angles, ...]:
+        """Of rotary positions, which are not added but turn queries and keys; for each of the tokens, by each table."""
+        return tuple(table(positions.expand(tokens.shape)) for table in self.rotary)

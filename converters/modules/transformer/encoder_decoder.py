@@ -48,7 +48,7 @@ class EncoderDecoderTransformer(nn.Module):
     def encode(self, source: Tensor, source_mask: Tensor) -> Tensor:
         """source [B, S], source_mask [B, S] (true where there is a token) -> [B, S, d]"""
         places = torch.arange(source.shape[1], device=source.device)
-        masks = Masks(self.encoder_bias, distances_in_text(source), visible_to_all(source_mask, source))
+        masks = Masks(self.encoder_bias, lambda: distances_in_text(source), visible_to_all(source_mask, source))
         x = self.encoder.run(
             self.source_embedding(source, places),
             lambda number, query, key, value: attend(query, key, value, masks[number]),
@@ -62,7 +62,7 @@ class EncoderDecoderTransformer(nn.Module):
         """A whole target under a causal mask: the last hidden states [B, T, d], and the attention [B, T, S] that one
         layer paid to the source, its heads averaged, if it is asked for."""
         visible = visible_to_all(source_mask, target)
-        masks = Masks(self.decoder_bias, distances_in_text(target), causal_mask(target))
+        masks = Masks(self.decoder_bias, lambda: distances_in_text(target), causal_mask(target))
         paid: Tensor | None = None
 
         def cross_attend(number: int, cross: CrossAttention, y: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: StackConfig, memory_width: int) -> None:
         super().__init__()
-        self.pre = config.norm.placement == "pre"
+        self.placement, self.parallel = config.norm.placement, config.parallel
         self.dropout = nn.Dropout(config.dropout)
         self.attention = SelfAttention(config.d_model, config.attention)
         self.attention_norm = make_norm(config.norm, config.d_model)
@@ -72,21 +72,33 @@ class Layer(nn.Module):
             self.cross_attention_norm = make_norm(config.norm, config.d_model)
         self.feed_forward = FeedForward(config.d_model, config.feed_forward, config.dropout)
         self.feed_forward_norm = make_norm(config.norm, config.d_model)
+        both = self.placement == "both"
+        self.attention_output_norm = make_norm(config.norm, config.d_model) if both else None
+        self.feed_forward_output_norm = make_norm(config.norm, config.d_model) if both else None
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None, cross_attend: CrossAttend | None) -> Tensor:
         """How a position attends is the caller's: over a whole text at once, or over the cached tree."""
-        x = self.sublayer(x, self.attention_norm, lambda y: self.attention(y, attend, angles))
+        if self.parallel:
+            attended = self.attention(self.attention_norm(x), attend, angles)
+            return x + attended + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+        attention = partial(self.attention, attend=attend, angles=angles)
+        x = self.sublayer(x, self.attention_norm, attention, self.attention_output_norm)
         cross = self.cross_attention
         if cross is not None:
             assert cross_attend is not None
             x = self.sublayer(x, self.cross_attention_norm, lambda y: cross_attend(cross, y))
-        return self.sublayer(x, self.feed_forward_norm, self.feed_forward)
+        return self.sublayer(x, self.feed_forward_norm, self.feed_forward, self.feed_forward_output_norm)
 
-    def sublayer(self, x: Tensor, norm: nn.Module, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """With its residual, and its norm before or after."""
-        if self.pre:
-            return x + self.dropout(compute(norm(x)))  # type: ignore[no-any-return]
-        return norm(x + self.dropout(compute(x)))  # type: ignore[no-any-return]
+    def sublayer(
+        self, x: Tensor, norm: nn.Module, compute: Callable[[Tensor], Tensor], output_norm: nn.Module | None = None
+    ) -> Tensor:
+        """With its residual, and its norms where they belong."""
+        if self.placement == "post":
+            return norm(x + self.dropout(compute(x)))  # type: ignore[no-any-return]
+        if self.placement == "output":
+            return x + self.dropout(norm(compute(x)))  # type: ignore[no-any-return]
+        computed = compute(norm(x))
+        return x + self.dropout(computed if output_norm is None else output_norm(computed))  # type: ignore[no-any-return]
 
 
 class Stack(nn.ModuleList):
@@ -94,6 +106,7 @@ class Stack(nn.ModuleList):
 
     def __init__(self, config: StackConfig, memory_width: int = 0) -> None:
         super().__init__(Layer(config, memory_width) for _ in range(config.layers))
+        self.turned_by = config.turned_by or (0 if config.positions == "rotary" else None,) * config.layers
 
     def layers(self) -> Iterator[Layer]:
         return (cast(Layer, layer) for layer in self)
@@ -102,11 +115,12 @@ class Stack(nn.ModuleList):
         self,
         x: Tensor,
         attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
-        angles: Angles | None = None,
+        angles: tuple[Angles, ...] = (),
         cross_attend: Callable[[int, CrossAttention, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """[B, T, d] -> [B, T, d], before the final norm. Both callables get the layer's number first."""
         for number, layer in enumerate(self.layers()):
             cross = None if cross_attend is None else partial(cross_attend, number)
-            x = layer(x, partial(attend, number), angles, cross)
+            table = self.turned_by[number]
+            x = layer(x, partial(attend, number), None if table is None else angles[table], cross)
         return x

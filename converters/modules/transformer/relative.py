@@ -1,9 +1,11 @@
-"""Relative positions: what attention adds for how far apart two tokens stand.
+"""How far apart two tokens stand: what attention adds for it (relative positions), and how far it sees (windows).
 
 Shapes in comments: B requests, T positions, C keys, H heads.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +35,28 @@ class RelativeBias(nn.Module):
 
 
 class Masks:
-    """What a layer's attention may see: the same for all, or with relative positions."""
+    """What a layer's attention may see: the same for all, or within windows, or with relative positions."""
 
-    def __init__(self, bias: RelativeBias | None, distances: Tensor | None, visible: Tensor) -> None:
-        """Where there are no relative positions, nobody needs distances."""
-        self._all = [visible] if bias is None or distances is None else bias(distances, visible)
+    def __init__(
+        self,
+        bias: RelativeBias | None,
+        distances: Callable[[], Tensor],
+        visible: Tensor,
+        windows: tuple[int | None, ...] = (),
+    ) -> None:
+        """Where there are neither windows nor relative positions, nobody asks for distances."""
+        self._windows = windows
+        self._by_window: dict[int | None, list[Tensor]] = {None: [visible]}
+        if bias is None and not windows:
+            return
+        apart = distances()
+        for window in dict.fromkeys(windows or (None,)):
+            seen = visible if window is None else visible & (apart > -window)[:, None]
+            self._by_window[window] = [seen] if bias is None else bias(apart, seen)
 
     def __getitem__(self, layer: int) -> Tensor:
-        return self._all[layer] if len(self._all) > 1 else self._all[0]
+        found = self._by_window[self._windows[layer] if self._windows else None]
+        return found[layer] if len(found) > 1 else found[0]
 
 
 def relative_bias(config: StackConfig, *, both_ways: bool) -> RelativeBias | None:

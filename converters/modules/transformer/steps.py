@@ -21,15 +21,15 @@ Shape = tuple[Literal["B"], int, Literal["C", "S"], int]
 class CachedAttention:
     """Self-attention of one step: appends each layer's keys and values to its cache, and attends along the tree."""
 
-    def __init__(self, tree: Tree, states: tuple[Tensor, ...], masks: Masks) -> None:
-        self._tree, self._states, self._masks = tree, states, masks
+    def __init__(self, tree: Tree, states: tuple[Tensor, ...], masks: Masks, softcap: float | None = None) -> None:
+        self._tree, self._states, self._masks, self._softcap = tree, states, masks, softcap
         self.caches: list[Tensor] = []  # with this step's entries: keys and values, layer by layer
 
     def __call__(self, number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         key = self._tree.append(self._states[2 * number], key)
         value = self._tree.append(self._states[2 * number + 1], value)
         self.caches.extend((key, value))
-        return attend(query, key, value, self._masks[number])
+        return attend(query, key, value, self._masks[number], self._softcap)
 
 
 def cache_tensors(config: StackConfig) -> list[StateTensor]:
@@ -82,9 +82,7 @@ class EncoderDecoderSteps(nn.Module):
         def cross_attend(number: int, cross: CrossAttention, y: Tensor) -> Tensor:
             return cross(y, crosses[2 * number], crosses[2 * number + 1], source_visible)  # type: ignore[no-any-return]
 
-        bias = self.model.decoder_bias
-        distances = None if bias is None else tree.depths - positions[:, None, None]
-        attention = CachedAttention(tree, states, Masks(bias, distances, tree.mask))
+        attention = CachedAttention(tree, states, Masks(self.model.decoder_bias, tree.distances, tree.mask))
         embedding = self.model.target_embedding
         places = positions[:, None]  # all beams of a request stand at the same place
         angles = embedding.angles(tokens, places)
@@ -114,7 +112,7 @@ class DecoderOnlySteps(nn.Module):
         states: tuple[Tensor, ...],
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         hidden, caches = self._advance(tokens, positions[:, None], tree, states)
-        return self.model.output(self.model.norm(hidden)), caches
+        return self.model.logits(hidden), caches
 
     def prefill(self, tokens: Tensor, positions: Tensor, tree: Tree, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # Padding may stand behind the last place that there is.
@@ -126,8 +124,9 @@ class DecoderOnlySteps(nn.Module):
         self, tokens: Tensor, places: Tensor, tree: Tree, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What enters the last norm, and the caches with these tokens in them."""
-        attention = CachedAttention(tree, states, Masks(None, None, tree.mask))
-        embedding = self.model.embedding
+        decoder, embedding = self.model.architecture.decoder, self.model.embedding
+        masks = Masks(self.model.bias, tree.distances, tree.mask, decoder.windows)
+        attention = CachedAttention(tree, states, masks, decoder.attention.softcap)
         x = self.model.decoder.run(embedding(tokens, places), attention, embedding.angles(tokens, places))
         return x, tuple(attention.caches)
 

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from beamline.converters.families import converter_for
-from beamline.converters.families.gpt2 import Gpt2Converter
+from beamline.converters.families import converter_for, families
 from beamline.converters.families.llama import LlamaConverter
 from beamline.converters.loaders.language_models import LanguageModelConverter
 from beamline.converters.modules.search.tree import Tree
@@ -23,6 +22,8 @@ from beamline.converters.modules.transformer.decoder_only import DecoderOnlyTran
 from beamline.converters.modules.transformer.steps import DecoderOnlySteps
 from beamline.serving.errors import ConversionError, UnsupportedCheckpoint
 from tests.converters.test_unsupported import Trap, edit, reasons_of
+from tests.support.language_families import ONE_EACH, WINDOW
+from tests.support.language_families import SHAPES as FAMILY_SHAPES
 from tests.support.language_models import (
     CHAT_TEMPLATE,
     EOS,
@@ -41,7 +42,8 @@ TOLERANCE = 1e-4  # of logits around 10
 
 
 def build(original: Any) -> DecoderOnlyTransformer:
-    family: type[LanguageModelConverter] = Gpt2Converter if original.config.model_type == "gpt2" else LlamaConverter
+    family = next(each for each in families() if original.config.model_type in each.model_types)
+    assert issubclass(family, LanguageModelConverter)
     return family.build(original)
 
 
@@ -49,29 +51,30 @@ def texts(count: int, length: int) -> Tensor:
     return torch.randint(3, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [*SHAPES, *FAMILY_SHAPES], ids=lambda shape: shape.name)
 @torch.no_grad()
 def test_every_shape_is_mapped_exactly(shape: LanguageShape) -> None:
     """Up to the last position: rules for long texts only differ there."""
     original = shape.original()
-    tokens = texts(2, POSITIONS)
+    tokens = texts(1, build(original).architecture.decoder.max_positions)
     torch.testing.assert_close(build(original)(tokens), original(input_ids=tokens).logits, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [GPT2, LLAMA, *ONE_EACH], ids=lambda shape: shape.name)
 @torch.no_grad()
 def test_prompts_in_pieces_then_a_tree(shape: LanguageShape) -> None:
-    """Two prompts of different lengths, then three beams each, of which all follow the second."""
+    """Two prompts of different lengths, longer than a window, then three beams each, of which all follow the second."""
     original = shape.original()
     steps = DecoderOnlySteps(build(original))
-    lengths, entries, beams = torch.tensor([11, 6]), 40, 3
-    tokens = texts(2, 16)
+    lengths, entries, beams = torch.tensor([WINDOW + 7, WINDOW - 1]), WINDOW + 40, 3
+    tokens = texts(2, WINDOW + 12)
     sizes = {"B": 2, "C": entries}
     caches = tuple(
         torch.zeros([sizes[axis] if isinstance(axis, str) else axis for axis in tensor.shape])
         for tensor in steps.state_tensors()
     )
-    for begin, end in ((0, 4), (4, 6), (6, 11)):  # the shorter one's padding is written, and written over
+    # The shorter one's padding is written, and written over.
+    for begin, end in ((0, 4), (4, WINDOW - 1), (WINDOW - 1, WINDOW + 7)):
         own = torch.arange(begin, end)
         visible = (torch.arange(entries) <= own[:, None]).expand(2, -1, -1)
         first = torch.tensor([begin, begin])
@@ -194,27 +197,16 @@ def test_llama_says_every_reason(llama: Path) -> None:
         "architectures": ["LlamaForSequenceClassification"],
         "hidden_act": "tanh",
         "rope_parameters": {
-            "rope_type": "longrope",
+            "rope_type": "proportional",
             "rope_theta": 10_000.0,
             "factor": 4.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [2.0] * 4,
-            "original_max_position_embeddings": 32,
         },
     }
     edit(llama / "config.json", **changes)
     architecture, activation, rope = reasons_of(llama)
     assert architecture == "its architecture is LlamaForSequenceClassification, which is no language model"
     assert activation.startswith("hidden_act is 'tanh'; supported: ")
-    assert rope == "rope_type is 'longrope'; supported: default, linear, dynamic, llama3, yarn"
-
-
-def test_a_sliding_window_is_refused_where_it_slides(tmp_path: Path) -> None:
-    folder = write_language_model(tmp_path, LanguageShape("mistral", "window", {"sliding_window": 64}))
-    (reason,) = reasons_of(folder)
-    assert reason.startswith(f"sliding_window is 64 and max_position_embeddings {POSITIONS}")
-    edit(folder / "config.json", sliding_window=POSITIONS)  # as wide as the longest text: it never does
-    LlamaConverter(folder).load()
+    assert rope == "rope_type is 'proportional'; supported: default, linear, dynamic, llama3, yarn, longrope"
 
 
 def test_gpt2_says_every_reason(tmp_path: Path) -> None:
