@@ -38,6 +38,7 @@ class ServeConfig:
     default_model: str | None = None  # what an empty model name means
     all_versions: bool = False  # not only the newest of each model, where its serving.toml says nothing
     load: tuple[str, ...] = ()  # models to begin with, as NAME or NAME/VERSION; empty: all
+    on_demand: bool = False  # load models when they are asked for, but for those of `load`
     load_seconds: float | None = 600.0  # a model that takes longer to load is given up; None: never
     watch_seconds: float | None = None  # how often to look for changes in the repository; None: never
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.

@@ -35,7 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("models",),
     ("api",),
-    ("server", "in_process"),
+    ("service", "in_process"),
+    ("server",),
     ("commands",),
     ("cli",),
 )

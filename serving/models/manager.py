@@ -61,9 +61,10 @@ class ModelManager:
         only: Sequence[str] = (),
         load_seconds: float | None = None,
         name: str | None = None,
+        on_demand: bool = False,
     ) -> None:
-        """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them. `load_seconds`: a load that takes
-        longer is given up. `name`: of the only model."""
+        """`only`: models to begin with, as NAME or NAME/VERSION; empty: all of them, or none where they are loaded
+        `on_demand`. `load_seconds`: a load that takes longer is given up. `name`: of the only model."""
         self._root = root
         self._name = name
         self._loader = loader
@@ -71,6 +72,7 @@ class ModelManager:
         self._driver = driver
         self._default_versions = versions
         self._only, self._asked = _asked_for(only)  # versions that were asked for go before those of serving.toml
+        self._all = not only and not on_demand
         self._unloaded: set[str] = set()
         self._fakes: list[str] = []  # which no repository has
         self._served: dict[str, dict[int, ServedModel]] = {}
@@ -107,6 +109,11 @@ class ModelManager:
                 of_model[""] = Listed(name, "", State.UNAVAILABLE, reason)
             lines += [of_model[version] for version in sorted(of_model, key=lambda each: (len(each), each))]
         return lines
+
+    @property
+    def known(self) -> set[str]:
+        """Names in the repository, when it was last read."""
+        return self._known
 
     def everything(self) -> list[ServedModel]:
         return [model for versions in self._served.values() for model in versions.values()]
@@ -158,8 +165,7 @@ class ModelManager:
                     return
                 raise ModelNotFound(f"the repository has no model {name[:100]!r}; it has {_list(self._known)}")
             self._unloaded.discard(name)
-            if self._only:
-                self._only.add(name)
+            self._only.add(name)
             if versions is None:
                 self._asked.pop(name, None)
             else:
@@ -228,7 +234,7 @@ class ModelManager:
         self._thread.stop()
 
     def _is_wanted(self, name: str) -> bool:
-        return name not in self._unloaded and (not self._only or name in self._only)
+        return name not in self._unloaded and (self._all or name in self._only)
 
     async def _scan(self) -> Repository:
         if self._root is None:

@@ -91,6 +91,15 @@ class LoadReport:
             if failed:
                 self._errors.count(now)
 
+    def utilisation(self) -> float:
+        """Of the busiest model, the requests that are decoded or wait, for each slot."""
+        return self._report().application_utilization
+
+    def slots(self) -> int:
+        """Of the model with the most."""
+        with self._lock:
+            return max((slots for slots, _, _ in self._models.values()), default=0)
+
     def message(self) -> bytes:
         return self._report().SerializeToString()
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import grpc
 
-from beamline.serving.api.grpc import inference_service, reflection
+from beamline.serving.api.grpc import services
 from beamline.serving.api.grpc.health import Health
 from beamline.serving.api.grpc.interceptor import CheckSize, GuardInterceptor
 from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import Inference
-from beamline.serving.api.open_inference import registration as open_inference
 from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.manager import ModelManager
@@ -110,10 +109,7 @@ class GrpcServer:
     async def start(
         self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager
     ) -> None:
-        inference_service.add_to(self._server, inference)
-        open_inference.add_to(self._server, open_inference_servicer)
-        self._health.add_to(self._server)
-        reflection.add_to(self._server)
+        services.add_to(self._server, inference, open_inference_servicer, self._health)
         await self._health.begin(manager)
         await self._server.start()
 

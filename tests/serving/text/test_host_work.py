@@ -77,14 +77,14 @@ async def test_what_is_too_much_is_refused_once_before_it_is_read() -> None:
 
 async def test_a_large_body_is_refused_while_it_comes() -> None:
     async with running(EngineDouble(), http_port=0, max_pending_bytes=MIB) as server:
-        server._workers.reserve(MIB)  # as others would
+        server.service.workers.reserve(MIB)  # as others would
         async with httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=WAIT_SECONDS) as client:
             answer = await client.post("/v1/translate", json={"inputs": [{"text": "a" * 200_000}]})
             assert answer.status_code == 429
             assert answer.headers["retry-after"] == "1"
             small = await client.post("/v1/translate", json={"inputs": [{"text": "a"}]})
             assert small.status_code == 200
-        assert server._workers._bytes == MIB
+        assert server.service.workers._bytes == MIB
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
