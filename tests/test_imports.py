@@ -113,6 +113,10 @@ IN_PROCESS_RULE = Rule(
 )
 
 
+# A Ray application puts the whole server before Ray, which only what runs inside Ray may import; clients never do.
+RAY_RULE = Rule(ours=("beamline.ray", "beamline.serving", "beamline.protos"), never=RULES["serving"].never)
+
+
 def within(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
@@ -155,6 +159,14 @@ def test_the_clients_keep_theirs():
 
 def test_so_does_a_model_in_process():
     assert violations_in([ROOT / IN_PROCESS], IN_PROCESS_RULE, ROOT) == []
+
+
+def test_so_does_the_ray_application():
+    assert violations_in((ROOT / "beamline/ray").glob("*.py"), RAY_RULE, ROOT) == []
+
+
+def test_what_runs_in_rays_proxy_can_be_read_without_ray():
+    assert {name for name in import_closure("beamline.ray", ROOT) if within(name, ("ray", "torch"))} == set()
 
 
 def test_a_model_in_process_loads_no_grpc():
