@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from beamline.ray import replica
 from beamline.ray.config import application
-from beamline.ray.replica import MetricsPage, Models
 
 _SHUTDOWN_SECONDS = 30.0  # for calls that run when a replica ends
 
@@ -14,11 +14,12 @@ def app(args: dict[str, Any]) -> Any:
     """`args` are the options of `beamline serve`, with underscores: docs/ray.md."""
     read = application(args)
     config = read.config
-    models: Any = Models.options(
+    models: Any = replica.Models.options(
         # The engine's own queue refuses what is too much, with a hint when to try again. Behind Ray's limit, which is 5
         # by default, calls would wait where no slot can be filled with them.
         max_ongoing_requests=config.max_slots + config.max_queue,
         graceful_shutdown_timeout_s=_SHUTDOWN_SECONDS,
         health_check_period_s=5.0,
     )
-    return models.bind(read, MetricsPage.bind())
+    page: Any = replica.MetricsPage
+    return models.bind(read, page.bind())

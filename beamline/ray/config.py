@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from beamline.serving.commands import serve
+from beamline.serving.commands import serve_options
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import BeamlineError
 
@@ -52,7 +52,7 @@ def application(args: Mapping[str, Any]) -> Application:
     given = dict(args)
     count = _count(given.pop(_PER_REPLICA, 0))
     parser = _Parser(prog="args", add_help=False, allow_abbrev=False)
-    serve.add_arguments(parser)
+    serve_options.add_arguments(parser)
     options = {action.dest: action for action in parser._actions}
     for name in given:
         if name in _RAYS:
@@ -61,7 +61,7 @@ def application(args: Mapping[str, Any]) -> Application:
             allowed = ", ".join(sorted({*options, _PER_REPLICA} - set(_RAYS)))
             raise BeamlineError(f"the application's args have {name!r:.60}; there is {allowed}")
     line = [word for name, value in given.items() for word in _words(options[name], value)]
-    config = serve.config_of(parser.parse_args(line))
+    config = serve_options.config_of(parser.parse_args(line))
     if count and config.fake:
         raise BeamlineError(f"{_PER_REPLICA} is for the models of a repository: leave `fake` away")
     if config.repository is not None:  # replicas may work in another directory

@@ -43,7 +43,7 @@ class MetricsPage:
 class Replica:
     """Ray awaits the constructor before it sends calls, and `__del__` when the last of them is over."""
 
-    async def __init__(self, application: Application, page: Any) -> None:
+    async def __init__(self, application: Application, page: Any) -> None:  # type: ignore[misc]
         config = application.config
         config = replace(config, threads=config.threads or _cores())
         self._page = page
@@ -83,18 +83,17 @@ class Replica:
     def _loading(self, most: int) -> on_demand.Ensure:
         manager, default = self._manager, self._service.config.default_model
 
-        @serve.multiplexed(max_num_models_per_replica=most)
         async def load_model(model_id: str) -> on_demand.LoadedModel:
             await manager.load(model_id)
             return on_demand.LoadedModel(partial(manager.unload, model_id))
 
-        self._multiplexed = load_model  # where Ray looks for it
+        self._multiplexed = serve.multiplexed(load_model, max_num_models_per_replica=most)  # where Ray looks for it
 
         async def ensure(name: str) -> None:
             known = manager.known
             name = name or default or (next(iter(known)) if len(known) == 1 else "")
             if name in known:  # an unknown one must not push another out
-                await load_model(name)
+                await self._multiplexed(name)
 
         return ensure
 

@@ -73,7 +73,7 @@ def status() -> str:
 def replicas() -> int:
     """That answer calls."""
     deployment = serve.status().applications[APPLICATION].deployments["Models"]
-    return deployment.replica_states.get("RUNNING", 0)
+    return int(deployment.replica_states.get("RUNNING", 0))
 
 
 def replica_processes() -> list[int]:
