@@ -28,6 +28,13 @@ _MORE = {
     "encoder-decoder": _TRANSLATION,
     "gpt2": _LANGUAGE,
     "llama": _LANGUAGE,
+    "smollm3": _LANGUAGE,
+    "olmo2": _LANGUAGE,
+    "gemma": _LANGUAGE,
+    "phi3": _LANGUAGE,
+    "gpt_neox": _LANGUAGE,
+    "opt": _LANGUAGE,
+    "bloom": _LANGUAGE,
 }
 
 
