@@ -25,7 +25,7 @@ class LlamaConverter(LanguageModelConverter):
     family = "llama"  # until its own name has been read
     model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
     description = (
-        "Hugging Face Llama, Mistral, Qwen2 and Qwen3 directories and GGUF files: SmolLM2, TinyLlama and many others"
+        "Hugging Face Llama, Mistral and Qwen2 directories and GGUF files (SmolLM2 and others); Qwen3 directories"
     )
 
     @classmethod
