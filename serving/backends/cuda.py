@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.device import ALIGNMENT, SCRATCH_BYTES, MemoryUse, Pitches, aligned
+from beamline.serving.backends.cuda_resources import Owned, checked
+from beamline.serving.backends.cuda_uploads import Uploads
+from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
+from beamline.serving.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 
 _KERNELS = Path(__file__).parent / "kernels" / "gather.ptx"
 _THREADS, _MOST_BLOCKS = 256, 1024
-_UPLOAD_BYTES = 2**20  # of each half of the pinned memory that uploads go through
 _NO_LIMIT = 2**64 - 1
 
 
@@ -48,7 +48,7 @@ class CudaDevice:
         self._enter()
         self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._pool = self._make_pool()
-        self._owned = _Owned(driver, number, self._context, self._stream, self._pool)
+        self._owned = Owned(driver, number, self._context, self._stream, self._pool)
         release = weakref.finalize(self, self._owned.release)
         release.atexit = False  # the driver does that itself, and may be gone by then
         self._module = self._check(driver.cuModuleLoadData(_KERNELS.read_bytes() + b"\0"))
@@ -57,7 +57,7 @@ class CudaDevice:
         self._marks = 0  # that were made
         self._scratch = self._scratch_bytes = 0  # where copies go between that overlap; the stream keeps their order
         self._index = self._index_bytes = 0
-        self._uploads: _Uploads | None = None
+        self._uploads: Uploads | None = None
 
     def _make_pool(self) -> Any:
         """Memory of its own, which keeps what is freed until it is needed again: the usual pool gives everything back
@@ -158,7 +158,7 @@ class CudaDevice:
             self._upload(address, array.ctypes.data, array.nbytes)
             return
         if self._uploads is None:
-            self._uploads = _Uploads(self)
+            self._uploads = Uploads(self)
         for offset, host in self._uploads.parts(array):
             self._upload(address + offset, host.ctypes.data, host.nbytes)
 
@@ -347,109 +347,3 @@ class CudaDevice:
         freed = weakref.finalize(replay, self._owned.end_graph, executable)
         freed.atexit = False
         return replay
-
-
-class _Uploads:
-    """Pinned memory that uploads go through: the device reads one half while the other is filled."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._gpu = weakref.ref(device)
-        self._halves = [device.pinned(_UPLOAD_BYTES) for _ in range(2)]
-        self._left_at: list[Any] = [None, None]  # the mark behind the last upload from each
-        self._half = self._used = 0
-
-    def parts(self, array: NDArray[Any]) -> Any:
-        """(offset, pinned copy) of each part of an array."""
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        offset = 0
-        while offset < len(flat):
-            if self._used == _UPLOAD_BYTES:
-                self._turn()
-            count = min(len(flat) - offset, _UPLOAD_BYTES - self._used)
-            host = self._halves[self._half][self._used : self._used + count]
-            host[...] = flat[offset : offset + count]
-            self._used = min(_UPLOAD_BYTES, self._used + -(-count // ALIGNMENT) * ALIGNMENT)
-            yield offset, host
-            offset += count
-
-    def _turn(self) -> None:
-        gpu = self._gpu()
-        assert gpu is not None
-        self._left_at[self._half] = gpu.mark()
-        self._half, self._used = 1 - self._half, 0
-        mark, self._left_at[self._half] = self._left_at[self._half], None
-        if mark is not None:
-            gpu.wait(mark)
-
-
-class _Owned:
-    """What CUDA has given to a device's owner, and all of which goes back: at the latest, with it."""
-
-    def __init__(self, driver: Any, number: int, context: Any, stream: Any, pool: Any) -> None:
-        self._cuda, self._number, self._context, self._stream, self._pool = driver, number, context, stream, pool
-        self.addresses: set[int] = set()
-        self.pinned: dict[int, int] = {}  # address -> bytes
-        # Nobody needs it any more. Pinned memory with the number of marks that were made by then, or -1: not known yet.
-        self.unused: deque[tuple[int, int | None]] = deque()
-        self.events: list[Any] = []  # that nobody waits for
-        self.graphs: set[int] = set()
-        self.module: Any = None
-
-    def is_pinned(self, address: int) -> bool:
-        return any(start <= address < start + nbytes for start, nbytes in self.pinned.items())
-
-    def end_graph(self, executable: Any) -> None:
-        if int(executable) in self.graphs:
-            self.graphs.discard(int(executable))
-            self._ended(self._cuda.cuGraphExecDestroy(executable))
-
-    def release(self) -> None:
-        """When the work that uses it is done. By the collector of garbage, so on any thread, whose device stays what it
-        was."""
-        driver = self._cuda
-        _, before = driver.cuCtxGetCurrent()
-        self._ended(driver.cuCtxSetCurrent(self._context))
-        self._ended(driver.cuStreamSynchronize(self._stream))
-        for executable in list(self.graphs):
-            self.end_graph(driver.CUgraphExec(executable))
-        for event in self.events:
-            self._ended(driver.cuEventDestroy(event))
-        for address in self.addresses:
-            self._ended(driver.cuMemFreeAsync(address, self._stream))
-        for address in list(self.pinned):
-            self._ended(driver.cuMemFreeHost(address))
-        self.pinned.clear()
-        self.unused.clear()
-        if self.module is not None:
-            self._ended(driver.cuModuleUnload(self.module))
-        self._ended(driver.cuStreamSynchronize(self._stream))
-        self._ended(driver.cuMemPoolDestroy(self._pool))
-        self._ended(driver.cuStreamDestroy(self._stream))
-        driver.cuCtxSetCurrent(before)
-
-    def _ended(self, answer: tuple[Any, ...]) -> None:
-        if answer[0] != self._cuda.CUresult.CUDA_SUCCESS:
-            log.warning("GPU %d: something could not be given back: %s", self._number, answer[0].name)
-
-
-# After these nothing works any more in this process.
-_LOST = frozenset(
-    {
-        "CUDA_ERROR_ILLEGAL_ADDRESS",
-        "CUDA_ERROR_LAUNCH_FAILED",
-        "CUDA_ERROR_LAUNCH_TIMEOUT",
-        "CUDA_ERROR_ECC_UNCORRECTABLE",
-    }
-    | {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT", "CUDA_ERROR_UNKNOWN"}
-)
-
-
-def checked(cuda: Any, number: int, answer: tuple[Any, ...]) -> Any:
-    """The values of an answer; what CUDA refuses is raised as a sentence."""
-    error, *values = answer
-    if error != cuda.CUresult.CUDA_SUCCESS:
-        _, text = cuda.cuGetErrorString(error)
-        said = text.decode() if isinstance(text, bytes) else text
-        kind = DeviceLost if error.name in _LOST else ComputeError
-        raise kind(f"GPU {number}: CUDA says: {said}")
-    return values[0] if len(values) == 1 else values

@@ -49,8 +49,6 @@ CLASSES: dict[str, dict[str, Any]] = {
     "serving/backends/cuda.py": {
         "self._cuda": cuda,
         "driver": cuda,
-        "cuda": cuda,
-        "cuda.CUresult": cuda.CUresult,
         "self._cuda.CUresult": cuda.CUresult,
         "self._cuda.CUmemorytype": cuda.CUmemorytype,
         "self._cuda.CUevent_flags": cuda.CUevent_flags,
@@ -61,6 +59,13 @@ CLASSES: dict[str, dict[str, Any]] = {
         "driver.CUmemPool_attribute": cuda.CUmemPool_attribute,
         "names": cuda.CUmemPool_attribute,
         "wanted": cuda.CUDA_MEMCPY3D,
+    },
+    "serving/backends/cuda_resources.py": {
+        "driver": cuda,
+        "self._cuda": cuda,
+        "self._cuda.CUresult": cuda.CUresult,
+        "cuda": cuda,
+        "cuda.CUresult": cuda.CUresult,
     },
     "serving/backends/probe.py": {
         "cuda": cuda,

@@ -1,0 +1,83 @@
+"""What CUDA gives to the owner of a device, all of which goes back; and what it says where it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from beamline.serving.errors import ComputeError, DeviceLost
+
+log = logging.getLogger(__name__)
+
+# After these nothing works any more in this process.
+_LOST = frozenset(
+    {
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_ECC_UNCORRECTABLE",
+    }
+    | {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT", "CUDA_ERROR_UNKNOWN"}
+)
+
+
+class Owned:
+    """What CUDA has given to a device's owner, and all of which goes back: at the latest, with it."""
+
+    def __init__(self, driver: Any, number: int, context: Any, stream: Any, pool: Any) -> None:
+        self._cuda, self._number, self._context, self._stream, self._pool = driver, number, context, stream, pool
+        self.addresses: set[int] = set()
+        self.pinned: dict[int, int] = {}  # address -> bytes
+        # Nobody needs it any more. Pinned memory with the number of marks that were made by then, or -1: not known yet.
+        self.unused: deque[tuple[int, int | None]] = deque()
+        self.events: list[Any] = []  # that nobody waits for
+        self.graphs: set[int] = set()
+        self.module: Any = None
+
+    def is_pinned(self, address: int) -> bool:
+        return any(start <= address < start + nbytes for start, nbytes in self.pinned.items())
+
+    def end_graph(self, executable: Any) -> None:
+        if int(executable) in self.graphs:
+            self.graphs.discard(int(executable))
+            self._ended(self._cuda.cuGraphExecDestroy(executable))
+
+    def release(self) -> None:
+        """When the work that uses it is done. By the collector of garbage, so on any thread, whose device stays what it
+        was."""
+        driver = self._cuda
+        _, before = driver.cuCtxGetCurrent()
+        self._ended(driver.cuCtxSetCurrent(self._context))
+        self._ended(driver.cuStreamSynchronize(self._stream))
+        for executable in list(self.graphs):
+            self.end_graph(driver.CUgraphExec(executable))
+        for event in self.events:
+            self._ended(driver.cuEventDestroy(event))
+        for address in self.addresses:
+            self._ended(driver.cuMemFreeAsync(address, self._stream))
+        for address in list(self.pinned):
+            self._ended(driver.cuMemFreeHost(address))
+        self.pinned.clear()
+        self.unused.clear()
+        if self.module is not None:
+            self._ended(driver.cuModuleUnload(self.module))
+        self._ended(driver.cuStreamSynchronize(self._stream))
+        self._ended(driver.cuMemPoolDestroy(self._pool))
+        self._ended(driver.cuStreamDestroy(self._stream))
+        driver.cuCtxSetCurrent(before)
+
+    def _ended(self, answer: tuple[Any, ...]) -> None:
+        if answer[0] != self._cuda.CUresult.CUDA_SUCCESS:
+            log.warning("GPU %d: something could not be given back: %s", self._number, answer[0].name)
+
+
+def checked(cuda: Any, number: int, answer: tuple[Any, ...]) -> Any:
+    """The values of an answer; what CUDA refuses is raised as a sentence."""
+    error, *values = answer
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        _, text = cuda.cuGetErrorString(error)
+        said = text.decode() if isinstance(text, bytes) else text
+        kind = DeviceLost if error.name in _LOST else ComputeError
+        raise kind(f"GPU {number}: CUDA says: {said}")
+    return values[0] if len(values) == 1 else values
