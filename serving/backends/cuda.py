@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 _KERNELS = Path(__file__).parent / "kernels" / "gather.ptx"
 _THREADS, _MOST_BLOCKS = 256, 1024
 _NO_LIMIT = 2**64 - 1
+
+
+class Mark(NamedTuple):
+    event: Any
+    number: int
+    timed: bool
 
 
 class CudaDevice:
@@ -280,34 +286,40 @@ class CudaDevice:
         else:
             self._check(self._cuda.cuMemsetD2D8Async(address, pitch, 0, nbytes, rows, self._stream))
 
-    def mark(self) -> tuple[Any, int]:
+    def mark(self, timed: bool = False) -> Mark:
         self._enter()
         if not self._recording:
             self._free_unused()
         self._marks += 1
-        event = self._owned.events.pop() if self._owned.events else self._new_event()
+        unused = self._owned.events[timed]
+        made = Mark(unused.pop() if unused else self._new_event(timed), self._marks, timed)
         try:
-            self._check(self._cuda.cuEventRecord(event, self._stream))
+            self._check(self._cuda.cuEventRecord(made.event, self._stream))
         except BaseException:
-            self._owned.events.append(event)
+            self.forget(made)
             raise
-        return event, self._marks
+        return made
 
-    def _new_event(self) -> Any:
-        return self._check(self._cuda.cuEventCreate(self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    def _new_event(self, timed: bool) -> Any:
+        flags = self._cuda.CUevent_flags
+        return self._check(self._cuda.cuEventCreate(flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING))
 
-    def wait(self, mark: tuple[Any, int]) -> None:
+    def wait(self, mark: Mark) -> None:
         self._enter()
         self.waits += 1
-        event, number = mark
         try:
-            self._check(self._cuda.cuEventSynchronize(event))
+            self._check(self._cuda.cuEventSynchronize(mark.event))
         finally:
-            self._owned.events.append(event)
-        self._free_unused(reached=number)
+            self.forget(mark)
+        self._free_unused(reached=mark.number)
 
-    def forget(self, mark: tuple[Any, int]) -> None:
-        self._owned.events.append(mark[0])
+    def forget(self, mark: Mark) -> None:
+        self._owned.events[mark.timed].append(mark.event)
+
+    def seconds(self, begin: Mark, end: Mark) -> float:
+        self._enter()
+        milliseconds: float = self._check(self._cuda.cuEventElapsedTime(begin.event, end.event))
+        return milliseconds / 1000
 
     def finish(self) -> None:
         self._enter()

@@ -31,7 +31,7 @@ class Owned:
         self.pinned: dict[int, int] = {}  # address -> bytes
         # Nobody needs it any more. Pinned memory with the number of marks that were made by then, or -1: not known yet.
         self.unused: deque[tuple[int, int | None]] = deque()
-        self.events: list[Any] = []  # that nobody waits for
+        self.events: dict[bool, list[Any]] = {False: [], True: []}  # that nobody waits for; timed ones apart
         self.graphs: set[int] = set()
         self.module: Any = None
 
@@ -52,7 +52,7 @@ class Owned:
         self._ended(driver.cuStreamSynchronize(self._stream))
         for executable in list(self.graphs):
             self.end_graph(driver.CUgraphExec(executable))
-        for event in self.events:
+        for event in (*self.events[False], *self.events[True]):
             self._ended(driver.cuEventDestroy(event))
         for address in self.addresses:
             self._ended(driver.cuMemFreeAsync(address, self._stream))

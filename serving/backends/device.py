@@ -2,7 +2,7 @@
 
 A `Device` is the host's memory (`host.py`) or a GPU's. A `Gpu` also has a stream: whatever is asked of it happens
 later, in the order of asking, and the host waits only where it calls `wait`. `cuda.py` is the real one;
-`tests/support/emulator.py` does the same with host memory, and refuses what a GPU would not forgive.
+`tests/support/emulated_device.py` does the same with host memory, and refuses what a GPU would not forgive.
 """
 
 from __future__ import annotations
@@ -112,14 +112,18 @@ class Gpu(Device, Protocol):
     def download(self, array: NDArray[Any], address: int) -> None:
         """It is there when a later mark is reached; into a pinned array, the host need not wait for it."""
 
-    def mark(self) -> Any:
-        """The point in the stream that all that was asked for so far leads to."""
+    def mark(self, timed: bool = False) -> Any:
+        """The point in the stream that all that was asked for so far leads to. Of a timed one the device notes when it
+        got there."""
 
     def wait(self, mark: Any) -> None:
         """Where the host stands still, once a step."""
 
     def forget(self, mark: Any) -> None:
         """Nobody will wait for it."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """The device's time between two timed marks that were reached, before anything else is marked."""
 
     def finish(self) -> None:
         """Waits for all that was asked for, after a failure."""

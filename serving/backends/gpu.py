@@ -50,6 +50,7 @@ class _Launch:
 class _Step:
     """One that is in flight. Of the arrays, only the first rows are a request's."""
 
+    begin: Any
     mark: Any
     arrays: Mapping[str, NDArray[Any]]
     batch: int
@@ -70,6 +71,7 @@ class GpuBackend(SlotBackend):
         # Slots that nobody has and that may be computed with, at these sizes of K, C and S.
         self._idle: dict[int, tuple[int, int, int]] = {}
         self._steps = self._replayed = 0
+        self._seconds = 0.0  # of the device, in steps
 
     def allocate(self, slots: int, largest: Shape) -> int:
         nbytes = super().allocate(slots, largest)
@@ -121,6 +123,18 @@ class GpuBackend(SlotBackend):
         """Asks for a step of the current shape. At most two may be in flight."""
         if len(self._in_flight) > 1:
             raise ComputeError("two steps are in flight already")
+        begin = self._gpu.mark(timed=True)
+        try:
+            arrays, reported = self._ask_for(inputs)
+            end = self._gpu.mark(timed=True)
+        except BaseException:
+            self._gpu.forget(begin)
+            raise
+        self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported))
+        self._turn = 1 - self._turn
+
+    def _ask_for(self, inputs: StepInputs) -> tuple[dict[str, NDArray[Any]], int]:
+        """The arrays that its results will be in, and how many rows of reports there are."""
         batch, reported = self._shape.batch, len(inputs.report_rows)
         if self._runner.records:
             inputs = padded_step(inputs, padded_count(batch, self._slots))
@@ -138,8 +152,7 @@ class GpuBackend(SlotBackend):
         launch.count += 1
         carried = self._next_values.download(self._visible(launch, of_next=True), self._turn)
         reports = self._reports.download(self._visible(launch, of_next=False), self._turn)
-        self._in_flight.append(_Step(self._gpu.mark(), carried | reports, batch, reported))
-        self._turn = 1 - self._turn
+        return carried | reports, reported
 
     def _carry(self, launch: _Launch, batch: int) -> None:
         """Outputs become the next step's inputs, for the rows that are requests."""
@@ -151,7 +164,11 @@ class GpuBackend(SlotBackend):
     def collect(self) -> StepOutputs:
         """What the oldest step gave. The arrays are valid until the next launch but one."""
         step = self._in_flight.popleft()
-        self._gpu.wait(step.mark)
+        try:
+            self._gpu.wait(step.mark)
+            self._seconds += self._gpu.seconds(step.begin, step.mark)
+        finally:
+            self._gpu.forget(step.begin)
         found = {}
         for name, output in self._seen.items():
             if output is not None:
@@ -163,7 +180,9 @@ class GpuBackend(SlotBackend):
         """Nobody will collect what was asked for: a step has failed. What is still on its way reads and writes memory
         that the next one will use, so it is waited for."""
         while self._in_flight:
-            self._gpu.forget(self._in_flight.popleft().mark)
+            step = self._in_flight.popleft()
+            self._gpu.forget(step.begin)
+            self._gpu.forget(step.mark)
         self._gpu.finish()
 
     def device_stats(self) -> DeviceStats:
@@ -174,6 +193,7 @@ class GpuBackend(SlotBackend):
             memory.free,
             self._steps,
             self._replayed,
+            self._seconds,
             self._gpu.copies,
             self._gpu.copied_bytes,
             self._gpu.waits,

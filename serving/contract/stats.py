@@ -45,6 +45,7 @@ class DeviceStats:
     free_bytes: int
     steps: int
     replayed: int  # of them, as a recorded CUDA graph
+    seconds: float  # that they took on the device
     copies: int  # that the host asked for
     copied_bytes: int
     waits: int  # of the host

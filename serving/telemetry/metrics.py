@@ -104,6 +104,7 @@ class Metrics:
         self.gpu_free_bytes = gauge("gpu_free_bytes", "GPU memory that nobody has, on the GPUs of a model.")
         self.gpu_steps = counter("gpu_steps", "Decode steps that a GPU was asked for.", "model")
         self.gpu_graph_replays = counter("gpu_graph_replays", "Of them, as a recorded CUDA graph.", "model")
+        self.gpu_step_seconds = counter("gpu_step_seconds", "What they took on the GPU, by its own clock.", "model")
         self.gpu_copies = counter("gpu_copies", "Copies that a GPU was asked for by the host.", "model")
         self.gpu_copied_bytes = counter("gpu_copied_bytes", "What they copied.", "model")
         self.gpu_waits = counter("gpu_waits", "How often the host stood still for a GPU.", "model")
@@ -214,6 +215,7 @@ class _StepObserver:
         for counter, count in (
             (metrics.gpu_steps, since.steps),
             (metrics.gpu_graph_replays, since.replayed),
+            (metrics.gpu_step_seconds, since.seconds),
             (metrics.gpu_copies, since.copies),
             (metrics.gpu_copied_bytes, since.copied_bytes),
             (metrics.gpu_waits, since.waits),

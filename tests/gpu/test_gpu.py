@@ -39,6 +39,7 @@ ASYNCHRONOUS = {
     "cuGraphLaunch",
     "cuEventCreate",
     "cuEventRecord",
+    "cuEventElapsedTime",
 }
 SOURCES = [[5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 15, 16], [17]]
 BEAM = DecodingOptions(beam_size=4, num_hypotheses=4, max_length=MAX_LENGTH)

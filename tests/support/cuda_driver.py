@@ -16,7 +16,7 @@ import numpy as np
 from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from tests.support.emulator import EmulatedDevice, Refused
+from tests.support.emulated_device import EmulatedDevice, Refused
 
 _GARBAGE = 0xA5
 _STREAM, _POOL, _MODULE = 77, 78, 79
@@ -52,6 +52,7 @@ class _Work:
         self._numbers = itertools.count(1)
         self._pinned: dict[int, NDArray[np.uint8]] = {}
         self._marks: dict[int, int] = {}  # of events; 0 where it is not recorded yet
+        self._timed: set[int] = set()
         self._graphs: dict[int, list[Callable[[], None]]] = {}
         self._executables: dict[int, list[Callable[[], None]]] = {}
 
@@ -235,16 +236,21 @@ class _Work:
     def cuEventCreate(self, flags: int) -> tuple[Any]:
         number = next(self._numbers)
         self._marks[number] = 0
+        if flags == driver.CUevent_flags.CU_EVENT_DEFAULT:
+            self._timed.add(number)
         return (driver.CUevent(number),)
 
     def cuEventRecord(self, event: Any, stream: Any) -> tuple[()]:
         self._on(stream)
-        self._marks[int(event)] = self._device.mark()
+        self._marks[int(event)] = self._device.mark(timed=int(event) in self._timed)
         return ()
 
     def cuEventSynchronize(self, event: Any) -> tuple[()]:
         self._device.wait(self._marks[int(event)])
         return ()
+
+    def cuEventElapsedTime(self, begin: Any, end: Any) -> tuple[float]:
+        return (1000 * self._device.seconds(self._marks[int(begin)], self._marks[int(end)]),)
 
     def cuEventDestroy(self, event: Any) -> tuple[()]:
         del self._marks[int(event)]

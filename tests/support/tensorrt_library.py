@@ -13,7 +13,8 @@ from typing import Any
 import tensorrt_rtx as real
 
 from beamline.serving.contract.tensorrt_plans import ENGINES, read_cards
-from tests.support.emulator import VERSION, EmulatedContext, EmulatedDevice, EmulatedRuntime, Refused
+from tests.support.emulated_device import EmulatedDevice, Refused
+from tests.support.emulator import VERSION, EmulatedContext, EmulatedRuntime
 
 
 def fits(owner: type, method: str, count: int) -> bool:

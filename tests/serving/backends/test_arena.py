@@ -15,7 +15,7 @@ from beamline.serving.backends.arena import Arena
 from beamline.serving.backends.device import Device, DeviceTensor, TensorSpec
 from beamline.serving.backends.host import HostMemory, tensor_of
 from beamline.serving.errors import ModelError
-from tests.support.emulator import EmulatedDevice
+from tests.support.emulated_device import EmulatedDevice
 
 DEVICES = (HostMemory, EmulatedDevice)
 CACHE = TensorSpec("t", "float32", ("B", 2, "C", 3))

@@ -28,7 +28,8 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Scores
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
-from tests.support.emulator import EmulatedDevice, EmulatedRuntime, Refused, emulated_backend, write_emulated_plans
+from tests.support.emulated_device import EmulatedDevice, Refused
+from tests.support.emulator import EmulatedRuntime, emulated_backend, write_emulated_plans
 from tests.support.engines import decode, make_engine, results, slot_views, step
 from tests.support.language_models import ConvertedLanguageModel
 from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape

@@ -51,7 +51,7 @@ CLASSES: dict[str, dict[str, Any]] = {
         "driver": cuda,
         "self._cuda.CUresult": cuda.CUresult,
         "self._cuda.CUmemorytype": cuda.CUmemorytype,
-        "self._cuda.CUevent_flags": cuda.CUevent_flags,
+        "flags": cuda.CUevent_flags,
         "self._cuda.CUstreamCaptureMode": cuda.CUstreamCaptureMode,
         "driver.CUstream_flags": cuda.CUstream_flags,
         "driver.CUmemAllocationType": cuda.CUmemAllocationType,

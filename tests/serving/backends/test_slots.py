@@ -13,7 +13,8 @@ from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.backends.host import HostMemory
 from beamline.serving.backends.slots import Memory, SlotBackend
 from beamline.serving.contract.backend import PromptChunk
-from tests.support.emulator import EmulatedDevice, emulated_cuda_backend
+from tests.support.emulated_device import EmulatedDevice
+from tests.support.emulator import emulated_cuda_backend
 from tests.support.tiny_lm import TinyModel
 
 LENGTH = 40

@@ -126,7 +126,7 @@ def exposed(metrics: Metrics) -> dict[str, dict[str, float]]:
 
 def test_everything_that_is_exposed_is_declared_and_the_reverse() -> None:
     metrics = Metrics()
-    on_gpu = DeviceStats(1, 2, 3, 4, 5, 6, 7, 8)
+    on_gpu = DeviceStats(1, 2, 3, 4, 5, 0.5, 6, 7, 8)
     metrics.observer("de", "de", "1")(step(finished=(Finished(Outcome.OK, 0.01, 0.03, 0.2, 7, 9),), device=on_gpu))
     metrics.slots.labels("de").set(8)
     metrics.calls.labels("m", "OK").inc()
@@ -151,10 +151,11 @@ def test_everything_that_is_exposed_is_declared_and_the_reverse() -> None:
 def test_counters_of_a_gpu_grow_by_what_happened_since() -> None:
     metrics = Metrics()
     observe = metrics.observer("de", "de", "1")
-    for stats in (DeviceStats(10, 20, 30, 4, 2, 6, 100, 4), None, DeviceStats(11, 20, 29, 9, 7, 16, 300, 9)):
+    for stats in (DeviceStats(10, 20, 30, 4, 2, 0.25, 6, 100, 4), None, DeviceStats(11, 20, 29, 9, 7, 1.5, 16, 300, 9)):
         observe(step(device=stats))
     assert metrics.registry.get_sample_value("beamline_gpu_steps_total", {"model": "de"}) == 9
     assert metrics.registry.get_sample_value("beamline_gpu_graph_replays_total", {"model": "de"}) == 7
+    assert metrics.registry.get_sample_value("beamline_gpu_step_seconds_total", {"model": "de"}) == 1.5
     assert metrics.registry.get_sample_value("beamline_gpu_used_bytes", {"model": "de"}) == 11
 
 

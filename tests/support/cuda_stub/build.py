@@ -1,7 +1,7 @@
-"""Compiles the stub CUDA libraries with gcc: `device.c` is shared by libcuda.so.1 (`driver.c`), libcudart.so.13
-(`runtime.c`) and the others. Which symbols there must be is read from ONNX Runtime's provider and from cuda.h; those
-that nobody has written are generated here. The headers are those of PyPI's packages (`make test-cuda-stub` puts them
-there).
+"""Compiles the stub CUDA libraries with gcc: `device.c` and `streams.c` are shared by libcuda.so.1 (`driver.c`),
+libcudart.so.13 (`runtime.c`) and the others. Which symbols there must be is read from ONNX Runtime's provider and from
+cuda.h; those that nobody has written are generated here. The headers are those of PyPI's packages
+(`make test-cuda-stub` puts them there).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _provider() -> Path:
 
 def _compile(folder: Path, include: Path, provider: Path) -> None:
     wanted = _imported(provider)
-    _gcc(folder, include, "libcudastub.so", "device.c")
+    _gcc(folder, include, "libcudastub.so", "device.c", "streams.c")
     _gcc(folder, include, "libcuda.so.1", "driver.c", "kernels.c", generated=_driver(include), version=False)
     for library in ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10"):
         own = ["runtime.c"] if library.startswith("libcudart") else []

@@ -1,4 +1,4 @@
-/* What the stub libraries share (device.c): memory, streams, events, recordings, counts, and faults on demand.
+/* What the stub libraries share (device.c, streams.c): memory, streams, events, recordings, counts, and faults on demand.
    Errors are numbers of CUDA's, which are the same in the driver's and in the runtime's API. */
 #pragma once
 #include <stddef.h>
@@ -48,11 +48,12 @@ int copy_3d(const char *who, stream *s, void *to, const size_t to_pitch[2], cons
             const size_t from_pitch[2], const size_t extent[3], int kind);
 int set(const char *who, stream *s, void *to, size_t pitch, int value, size_t bytes, size_t rows);
 int launch(stream *s, const char *kernel, dim grid, dim block, void (*run)(void *), void *argument);
-int make_event(event **made);
+int make_event(event **made, int timed);
 int end_event(event *e);
 int record_event(event *e, stream *s);
 int wait_for_event(event *e);
 int event_reached(event *e);
+int elapsed(event *begin, event *end, float *milliseconds);
 int stream_waits_for(stream *s, event *e);
 int begin_recording(stream *s);
 int end_recording(stream *s, graph **made);

@@ -120,13 +120,13 @@ R cuGraphInstantiateWithFlags(CUgraphExec *x, CUgraph g, unsigned long long f) {
 R cuGraphLaunch(CUgraphExec x, CUstream s) { NOTE(0); NEEDS_CONTEXT return replay((graph *)x, S); }
 R cuGraphDestroy(CUgraph g) { NOTE(0); return end_graph((graph *)g); }
 R cuGraphExecDestroy(CUgraphExec g) { NOTE(0); return end_graph((graph *)g); }
-R cuEventCreate(CUevent *e, unsigned f) { NOTE(0); NEEDS_CONTEXT return make_event((event **)e); }
+R cuEventCreate(CUevent *e, unsigned f) { NOTE(0); NEEDS_CONTEXT return make_event((event **)e, !(f & CU_EVENT_DISABLE_TIMING)); }
 R cuEventDestroy_v2(CUevent e) { NOTE(0); return end_event((event *)e); }
 R cuEventRecord(CUevent e, CUstream s) { NOTE(0); NEEDS_CONTEXT return record_event((event *)e, S); }
 R cuEventSynchronize(CUevent e) { NOTE(0); NEEDS_CONTEXT return wait_for_event((event *)e); }
 R cuEventQuery(CUevent e) { NOTE(0); return event_reached((event *)e); }
-R cuEventElapsedTime_v2(float *ms, CUevent a, CUevent b) { NOTE(0); *ms = 0.1f; return OK; }
-R cuEventElapsedTime(float *ms, CUevent a, CUevent b) { NOTE(0); *ms = 0.1f; return OK; }
+R cuEventElapsedTime_v2(float *ms, CUevent a, CUevent b) { NOTE(0); return elapsed((event *)a, (event *)b, ms); }
+R cuEventElapsedTime(float *ms, CUevent a, CUevent b) { return cuEventElapsedTime_v2(ms, a, b); }
 
 /* -- kernels of our own are really run: kernels.c has their source, compiled for the host -- */
 extern void *stub_kernel(const char *name);
