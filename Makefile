@@ -79,7 +79,7 @@ test-gpu: gpu-found $(GPU)/.ready  ## Run the tests that need a GPU
 # What a machine without a GPU can show of the CUDA path: the real ONNX Runtime over CUDA libraries that compute nothing.
 # The models are made where torch is.
 test-cuda-stub: $(DEV)/.ready $(STUB)/.ready  ## Run the tests of the CUDA path over stub libraries (no GPU; needs gcc)
-	$(DEV)/bin/python -m tests.support.cuda_stub.models .cache/cuda-stub/models
+	$(DEV)/bin/python -m tests.support.cuda_stub.models .cache/cuda-stub/models $(if $(FULL),--full)
 	$(STUB)/bin/python -m tests.support.cuda_stub $(STUB)/bin/python -m pytest -m "cuda_stub$(if $(FULL),, and not full)" tests/cuda_stub $(TEST_ARGS)
 
 check: lint types proto-check studio-check  ## Check style, types, and that the generated code is current

@@ -19,7 +19,8 @@ from beamline.serving.contract.manifest import Manifest, read_manifest
 from tests.support.cuda_stub.build import ROOT
 from tests.support.cuda_stub.stub import Stub
 
-MODELS = ROOT / ".cache" / "cuda-stub" / "models"
+MADE = ROOT / ".cache" / "cuda-stub" / "models"
+MODELS = MADE / "kinds"
 EN_DE, EN_DE_GRU = ROOT / "model_repo" / "en-de" / "3", ROOT / "model_repo" / "en-de-gru" / "3"
 
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.factory import make_pooled
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.placement import placement
-from beamline.serving.contract.backend import PromptChunk, Shape, Start
 from beamline.serving.contract.manifest import PRECISIONS, PooledManifest, read_any_manifest, read_manifest
 from tests.cuda_stub.conftest import EN_DE, EN_DE_GRU, MODELS, backend_of, on_gpu
-from tests.cuda_stub.test_step import no_inputs
+from tests.cuda_stub.test_families import run_all_graphs
 from tests.support.cuda_stub.stub import Stub
 
 KINDS = ("transformer", "recurrent", "language")
@@ -27,28 +25,11 @@ def test_a_version_loads_runs_and_goes(folder: Path, stub: Stub) -> None:
     """Its encoder or prefill graph, steps, and scores; only arithmetic on sizes is on the CPU, or it would not load."""
     before = stub.held
     backend, manifest = backend_of(folder)
-    shape = Shape(2, 4, 64, 16)
-    backend.allocate(2, shape)
-    backend.resize(shape, 0)
-    start = Start(manifest.vocabulary.eos_ids[0], 4, independent=False)
-    if manifest.graphs.prefill is None:
-        memories = backend.encode([[5, 6, 7], [8, 9]])
-    else:
-        memories = backend.prompts([8, 5], [None, None])
-        backend.take_in(memories, PromptChunk(np.ones((2, 8), np.int64), np.zeros(2, np.int64)))
-    for slot, memory in enumerate(memories):
-        for _ in backend.fill(slot, memory):
-            pass
-        backend.place(slot, memory, start)
-    for _ in range(4):
-        assert backend.run(no_inputs(2, 4)).tokens.shape == (2, 4)
-    sources = [[5, 6]] if manifest.graphs.encoder is not None else None
-    (scores,) = backend.score_batch(sources, [[1, 2, 3]], [[2, 3, 4]])
-    assert scores.shape == (3,)
+    run_all_graphs(backend, manifest)
     assert backend.device_stats().replayed == 2  # prepared, recorded, repeated twice
     held = stub.held
     assert (held.streams, held.graphs) == (before.streams + 1, before.graphs + 1)
-    del backend, memories, memory, scores
+    del backend
     gc.collect()
     assert stub.held == before
 

@@ -1,5 +1,6 @@
 """Small models of every kind and precision, for tests that run where there is no torch: python -m
-tests.support.cuda_stub.models FOLDER, in the environment that has it."""
+tests.support.cuda_stub.models FOLDER [--full], in the environment that has it. FOLDER/kinds are three models in every
+precision, FOLDER/families one of each family, or with --full all that `families.py` knows, in every precision."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from pathlib import Path
 
 from beamline.converters.passes.lowering import lower
 from beamline.serving.contract.manifest import PRECISIONS, read_manifest
+from tests.support.cuda_stub.families import KIN, kinds, write_kind
 from tests.support.fixture_cache import ROOT, fixture_cache
 from tests.support.language_models import LLAMA, write_converted
 from tests.support.marian_shape import EOS, export
 from tests.support.pooled import write_pooled_repository
 
+# Of the sample: the precision in which ONNX Runtime's CUDA provider has the fewest kernels.
+SAMPLED = ("bfloat16",)
 GRU = ROOT / "model_repo" / "en-de-gru" / "3"
 
 
@@ -39,9 +43,20 @@ def write_models(folder: Path) -> None:
     write_pooled_repository(folder / "pooled")
 
 
+def write_families(folder: Path, full: bool) -> None:
+    """folder/MODEL_TYPE/KIND/PRECISION is a version each."""
+    precisions = tuple(each for each in PRECISIONS if each != "float32") if full else SAMPLED
+    for model_type, all_kinds in kinds().items():
+        wanted = list(all_kinds) if full else list(all_kinds)[: model_type not in KIN]
+        for kind in wanted:
+            into = folder / model_type / kind
+            fixture_cache().fill(into, write_kind, model_type=model_type, kind=kind, precisions=precisions)
+
+
 if __name__ == "__main__":
     from tests.support.cuda_stub import models  # under the name that the cache knows it by
 
     place = Path(sys.argv[1])
     shutil.rmtree(place, ignore_errors=True)
-    fixture_cache().fill(place, models.write_models, files=[GRU / "manifest.json"])
+    fixture_cache().fill(place / "kinds", models.write_models, files=[GRU / "manifest.json"])
+    write_families(place / "families", "--full" in sys.argv)
