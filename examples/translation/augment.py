@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
+from uuid import UUID
 
 
 class Pair(NamedTuple):
@@ -78,7 +79,13 @@ _CITIES = _words(
 _WORDS = _words(
     "alpha beta data file user test main index report image photo backup config server client admin project team "
     "north south green blue river stone apple lemon tiger falcon home page blog shop news list item order cart login "
-    "search help docs api static assets public build release draft final copy notes music video game level score map"
+    "search help docs api static assets public build release draft final copy notes music video game level score map "
+    "local lib bin share etc var opt src tmp log cache core base common module package plugin account profile contact "
+    "support sales office info service system network device storage cloud mail inbox store product category tag "
+    "archive press jobs event calendar status health debug dev stage prod version branch master origin remote feature "
+    "fix merge tree node root child parent first last next open close start stop read write load save new old reply no "
+    "yes black white red yellow summer winter garden house window door street city world school water friend book "
+    "story camel case type class object string number value key size width height color left right top bottom"
 )
 _DOMAINS = _words(
     "example.com example.org example.net example.de test.org mysite.io shop.eu my-company.com uni-stadt.de a1b2.net"
@@ -128,6 +135,8 @@ def number(random: Random) -> str:
         lambda: f"0x{random.randrange(16**8):X}",
         lambda: f"#{random.randrange(16**6):06X}",
         lambda: f"{random.getrandbits(32):08x}-{random.getrandbits(16):04x}-{random.getrandbits(16):04x}",
+        lambda: str(UUID(int=random.getrandbits(128))),
+        lambda: f"{random.getrandbits(64):x}",
         lambda: " ".join(f"{random.randrange(10**4):04}" for _ in range(random.randint(2, 5))),
         lambda: (
             "".join(random.choices("ABCDEFGHKLMNPRSTUVWXYZ", k=random.randint(1, 3)))
@@ -150,7 +159,12 @@ def address(random: Random) -> str:
     """A URL, an e-mail address, or what looks like them."""
     domain = random.choice(_DOMAINS) if random.random() < 0.5 else f"{_word(random)}.{random.choice(_DOTS)}"
     mailbox = random.choice(
-        [_word(random), f"{_word(random)}.{_word(random)}", f"{_word(random)}{random.randrange(100)}"]
+        [
+            _word(random),
+            f"{_word(random)}.{_word(random)}",
+            f"{_word(random)}-{_word(random)}",
+            f"{_word(random)}{random.randrange(100)}",
+        ]
     )
     path = "".join(f"/{_word(random)}" for _ in range(random.randint(0, 3)))
     ways: list[Callable[[], str]] = [
@@ -245,6 +259,8 @@ def name_of_a_thing(random: Random) -> str:
             f"{random.choice(_COMMANDS)} -{random.choice('abflnrtvx')} {one}",
             f"{one}_{two}",
             f"{one}{two.title()}",
+            f"{one}{two.title()}",
+            f"{one}{two.title()}{_word(random).title()}",
             f"{one.upper()}_{two.upper()}",
             f"{one}()",
             f"{one}.{two}()",

@@ -2,6 +2,8 @@
 
 <!-- figures --> ... <!-- end of figures -->
 <!-- sentences --> ... <!-- end of sentences -->
+
+and, where a card has them, visitors and copies (first_words.py).
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ class Training:
         return cls(last["step"], last["tokens"], last["seconds"] / 3600, last["perplexity"], last["bleu"])
 
 
+def has(card: str, part: str) -> bool:
+    return f"<!-- {part} -->" in card
+
+
 def replaced(card: str, part: str, content: str) -> str:
     """The card with another content of a part."""
     begin, end = f"<!-- {part} -->", f"<!-- end of {part} -->"
@@ -52,15 +58,23 @@ def replaced(card: str, part: str, content: str) -> str:
 
 
 def figures(
-    lines: int, measured: Mapping[str, Mapping[int, Quality]], served: str, megabytes: float, training: Training
+    lines: int,
+    measured: Mapping[str, Mapping[int, Quality]],
+    served: str,
+    megabytes: float,
+    training: Training,
+    elsewhere: Mapping[str, Mapping[int, Quality]] | None = None,
 ) -> str:
-    """`measured`: what was measured -> beam -> quality; `served` is the one that is shipped."""
+    """`measured`: what was measured -> beam -> quality; `served` is the one that is shipped, and `elsewhere` what that
+    does with lines of other kinds."""
     beams = sorted({beam for qualities in measured.values() for beam in qualities})
     rows = [f"| BLEU / chrF, {lines:,} test lines | " + " | ".join(f"beam {beam}" for beam in beams) + " |"]
     rows.append("|---|" + "---|" * len(beams))
     for name, qualities in measured.items():
         cells = [str(qualities[beam]) if beam in qualities else "" for beam in beams]
         rows.append(f"| {f'**{name}, as shipped**' if name == served else name} | " + " | ".join(cells) + " |")
+    for name, qualities in (elsewhere or {}).items():
+        rows.append(f"| as shipped, {name} | " + " | ".join(str(qualities[beam]) for beam in beams) + " |")
     facts = [
         "| | |",
         "|---|---|",
@@ -74,11 +88,11 @@ def figures(
 
 def sentence_table(sources: Sequence[str], translations: Sequence[str]) -> str:
     rows = [
-        f"| {number} | {_cell(source)} | {_cell(translation)} |"
+        f"| {number} | {cell(source)} | {cell(translation)} |"
         for number, (source, translation) in enumerate(zip(sources, translations, strict=True), 1)
     ]
     return "\n".join(["| | English | as served |", "|---|---|---|", *rows])
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|")

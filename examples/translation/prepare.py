@@ -31,9 +31,10 @@ from examples.translation.augment import (
     without_question_mark,
 )
 from examples.translation.data import read_lines
+from examples.translation.first_words import COPIES as COPIED
+from examples.translation.first_words import FOLDER, VISITORS, read_pairs
 
-FIRST_WORDS = Path(__file__).parent / "first-words"
-COPIES, FILLED = 30_000, 20_000
+COPIES, FILLED = 60_000, 30_000
 EVERYDAY_ORIGINS = ("ding-phrase", "phrases", "wesnoth")  # beside the archive's own: people talk like that
 DICTIONARY = "ding"  # its entries are words, abbreviations and grammar: not to be varied
 # how many of the pairs get a copy of each kind: (of everyday language, of other text)
@@ -55,14 +56,6 @@ def read_archive(path: Path) -> dict[str, list[str]]:
             for name, file in found.items()
             if file
         }
-
-
-def read_table(path: Path) -> list[tuple[str, str]]:
-    rows = [tuple(line.split("\t")) for line in read_lines(path)]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise ValueError(f"{path}:{number} has {len(row)} columns; each line is a text, a tab and its translation")
-    return [(row[0], row[1]) for row in rows]
 
 
 def pairs_of(files: dict[str, list[str]], stem: str, source: str, target: str, origin: str | None = None) -> list[Pair]:
@@ -109,15 +102,15 @@ def prepare(text: Path, everyday: Path, out: Path, source: str, target: str, see
     if len(names) != 1:
         raise ValueError(f"{everyday} must hold one NAME-valid.{source}; it has {', '.join(sorted(theirs))}")
     name = names[0]
-    templates = read_table(FIRST_WORDS / "templates.tsv")
+    templates = read_pairs(FOLDER / "templates.tsv")
     held_out = {
         "valid": pairs_of(ours, "valid", source, target),
         "test": pairs_of(ours, "test", source, target),
         f"{name}-valid": pairs_of(theirs, f"{name}-valid", source, target, name),
     }
     lines = {line for pairs in held_out.values() for pair in pairs for line in pair[:2]}
-    lines |= set(read_lines(FIRST_WORDS / "copies.txt"))
-    visitors = {comparable(sentence) for sentence, _ in read_table(FIRST_WORDS / "visitors.tsv")}
+    lines |= set(read_lines(COPIED))
+    visitors = {comparable(sentence) for sentence, _ in read_pairs(VISITORS)}
 
     def allowed(pair: Pair) -> bool:
         return pair.source not in lines and pair.target not in lines and comparable(pair.source) not in visitors
@@ -125,7 +118,7 @@ def prepare(text: Path, everyday: Path, out: Path, source: str, target: str, see
     pairs = [
         *pairs_of(ours, "train", source, target),
         *pairs_of(theirs, name, source, target, name),
-        *(Pair(s, t, "phrases") for s, t in read_table(FIRST_WORDS / "phrases.tsv")),
+        *(Pair(s, t, "phrases") for s, t in read_pairs(FOLDER / "phrases.tsv")),
     ]
     random = Random(seed)
     made = [

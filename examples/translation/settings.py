@@ -32,6 +32,7 @@ class Settings:
     learning_rate: float = 1e-3  # at its peak
     warmup_steps: int = 1000
     decay_after: int = 1000  # from here on the rate falls with the inverse square root of the step
+    cooldown_steps: int = 0  # the last of max_steps, in which it falls to zero in a line: worth a BLEU point at the end
     label_smoothing: float = 0.1
     clip_norm: float = 1.0
     average_decay: float = 0.999  # of the exponential moving average of the weights
@@ -63,4 +64,5 @@ class Settings:
         """The learning rate of `step`, counted from 1."""
         warm = min(1.0, step / max(1, self.warmup_steps))
         decay = (self.decay_after / max(step, self.decay_after, 1)) ** 0.5 if self.decay_after else 1.0
-        return self.learning_rate * warm * decay
+        cooldown = min(1.0, (self.max_steps + 1 - step) / self.cooldown_steps) if self.cooldown_steps else 1.0
+        return self.learning_rate * warm * decay * max(0.0, cooldown)

@@ -2,8 +2,8 @@
 
     python -m examples.translation.ship en-de --run OUT --data DATA
 
-DATA holds test.SOURCE, test.TARGET and valid.SOURCE. The repository's model folder must have a card, README.md, with
-the marks of card.py. The older versions of the model are removed.
+DATA holds test.SOURCE, test.TARGET, valid.SOURCE and what the settings validate beside it. The repository's model
+folder must have a card, README.md, with the marks of card.py. The older versions of the model are removed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from examples.translation.card import Quality, Training, figures, replaced, sentence_table
+from examples.translation.card import Quality, Training, figures, has, replaced, sentence_table
 from examples.translation.curve import drawing, points
 from examples.translation.data import load_vocabulary, read_lines
 from examples.translation.evaluate import quality_of, translate
+from examples.translation.first_words import (
+    COPIES,
+    SEEN,
+    VISITORS,
+    copies_summary,
+    read_judgements,
+    read_pairs,
+    visitors_table,
+)
 from examples.translation.models import CONFIG, VOCABULARY, load
 from examples.translation.settings import Settings
 from examples.translation.trainer import LOG
@@ -59,15 +68,13 @@ def convert(checkpoint: Path, name: str, version: int, typical: Path, work: Path
     return repositories
 
 
-def measure(repositories: Mapping[str, Path], source: Path, reference: Path) -> dict[str, dict[int, Quality]]:
-    measured: dict[str, dict[int, Quality]] = {}
-    for label, repository in repositories.items():
-        measured[label] = {}
-        for beam in BEAMS:
-            files = ("--source", source, "--reference", reference)
-            found = json.loads(beamline("eval", "--repo", repository, *files, "--beam", str(beam), "--json"))
-            measured[label][beam] = Quality(found["bleu"], found["chrf"])
-            print(f"{label}, beam {beam}: {measured[label][beam]}", flush=True)
+def measure(label: str, repository: Path, source: Path, reference: Path) -> dict[int, Quality]:
+    measured = {}
+    for beam in BEAMS:
+        files = ("--source", source, "--reference", reference)
+        found = json.loads(beamline("eval", "--repo", repository, *files, "--beam", str(beam), "--json"))
+        measured[beam] = Quality(found["bleu"], found["chrf"])
+        print(f"{label}, beam {beam}: {measured[beam]}", flush=True)
     return measured
 
 
@@ -87,11 +94,25 @@ def chosen(measured: Mapping[str, Mapping[int, Quality]]) -> str:
     return EIGHT_BITS if lost < MAY_COST else FLOAT
 
 
-def translations(repository: Path, sources: Path, work: Path) -> list[str]:
+def translations(repository: Path, sentences: list[str], work: Path) -> list[str]:
     """By the model's own defaults, through a server."""
-    out = work / "sentences.out"
+    sources, out = work / "sentences", work / "sentences.out"
+    sources.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
     beamline("eval", "--repo", repository, "--source", sources, "--reference", sources, "--output", out)
     return read_lines(out)
+
+
+def first_words(card: str, repository: Path, work: Path) -> str:
+    """The card with what the model makes of them, where it has places for that."""
+    if has(card, "visitors"):
+        sentences = [sentence for sentence, _ in read_pairs(VISITORS)]
+        found = translations(repository, sentences, work)
+        table = visitors_table(sentences, found, read_judgements(), frozenset(read_lines(SEEN)))
+        card = replaced(card, "visitors", table)
+    if has(card, "copies"):
+        strings = read_lines(COPIES)
+        card = replaced(card, "copies", copies_summary(strings, translations(repository, strings, work)))
+    return card
 
 
 def next_version(model: Path) -> int:
@@ -108,20 +129,31 @@ def ship(
     """`precision`: not what its quality would allow, but this one."""
     model, training = repository / name, Training.read(run / LOG)
     card = (model / "README.md").read_text(encoding="utf-8")
-    test = data / f"test.{settings.source}", data / f"test.{settings.target}"
+    sides = settings.source, settings.target
+    test, *others = ([data / f"{name}.{side}" for side in sides] for name in ("test", *settings.also_validate))
     version = next_version(model)
     curve = drawing(points(run / LOG), f"{name}: BLEU on {settings.bleu_lines} validation lines, greedy")
     with tempfile.TemporaryDirectory(prefix="ship-") as folder:
         work = Path(folder)
         checkpoint = prepare(run, settings, work / "checkpoint")
         repositories = convert(checkpoint, name, version, data / f"valid.{settings.source}", work)
-        measured = measure(repositories, *test) | {PYTORCH: measure_pytorch(checkpoint, *test)}
+        measured = {label: measure(label, each, *test) for label, each in repositories.items()}
+        measured[PYTORCH] = measure_pytorch(checkpoint, *test)
         asked = {stored: label for label, stored in PRECISIONS.items()}
         served = asked[precision] if precision else chosen(measured)
         made = repositories[served] / name / str(version)
-        card = replaced(card, "figures", figures(len(read_lines(test[0])), measured, served, size_of(made), training))
-        found = translations(repositories[served], SENTENCES, work)
-        card = replaced(card, "sentences", sentence_table(read_lines(SENTENCES), found))
+        elsewhere = {
+            f"{len(read_lines(source)):,} lines of {source.stem}": measure(
+                source.stem, repositories[served], source, reference
+            )
+            for source, reference in others
+        }
+        lines = len(read_lines(test[0]))
+        card = replaced(card, "figures", figures(lines, measured, served, size_of(made), training, elsewhere))
+        sentences = read_lines(SENTENCES)
+        found = translations(repositories[served], sentences, work)
+        card = replaced(card, "sentences", sentence_table(sentences, found))
+        card = first_words(card, repositories[served], work)
         # All is measured: now it may replace what was there.
         if size_of(made) > MOST_MEGABYTES:
             print(f"warning: {size_of(made):.1f} MB, above {MOST_MEGABYTES:g}", file=sys.stderr)

@@ -20,7 +20,8 @@ from examples.translation import augment
 from examples.translation.augment import Pair
 from examples.translation.data import read_lines
 from examples.translation.extend import CHARACTERS, extend
-from examples.translation.prepare import FIRST_WORDS, comparable, main, read_table
+from examples.translation.first_words import COPIES, FOLDER, SEEN, VISITORS, read_judgements, read_pairs
+from examples.translation.prepare import comparable, main
 
 SHIPPED = Path(__file__).parents[2] / "examples/translation/checkpoints/en-de"
 
@@ -73,12 +74,12 @@ def test_a_folder_is_made_without_what_is_held_out(archives: list[str], tmp_path
     counts = Counter(origins)
     assert counts["mo"] == 2  # without "I LOVE YOU!"
     assert counts["tatoeba"] == 298  # without "I love you.", and without what translates to a line of valid
-    assert counts["phrases"] == len(read_lines(FIRST_WORDS / "phrases.tsv"))
+    assert counts["phrases"] == len(read_lines(FOLDER / "phrases.tsv"))
     assert counts.keys() >= {"ding", "caps", "lower", "unmarked", "decorated", "slot", "copy", "template"}
-    visitors = {comparable(sentence) for sentence, _ in read_table(FIRST_WORDS / "visitors.tsv")}
+    visitors = {comparable(sentence) for sentence, _ in read_pairs(VISITORS)}
     assert not visitors & {comparable(line) for line in sources}
     assert not {"Datei schließen", "THE MOON", "MOND", "It works.", "Es geht."} & {*sources, *targets}
-    assert not set(read_lines(FIRST_WORDS / "copies.txt")) & set(sources)
+    assert not set(read_lines(COPIES)) & set(sources)
 
 
 def test_an_archive_of_other_files_is_refused(archives: list[str], tmp_path: Path) -> None:
@@ -87,12 +88,15 @@ def test_an_archive_of_other_files_is_refused(archives: list[str], tmp_path: Pat
 
 
 def test_the_first_words_are_what_they_say() -> None:
-    visitors, phrases = (read_table(FIRST_WORDS / f"{name}.tsv") for name in ("visitors", "phrases"))
-    copied = read_lines(FIRST_WORDS / "copies.txt")
+    visitors, phrases = (read_pairs(FOLDER / f"{name}.tsv") for name in ("visitors", "phrases"))
+    copied = read_lines(COPIES)
     assert len({comparable(sentence) for sentence, _ in visitors}) == len(set(copied)) == 100
     assert not {comparable(s) for s, _ in visitors} & {comparable(s) for s, _ in phrases}
     assert len({source for source, _ in phrases}) == len(phrases) > 500
-    for source, target in read_table(FIRST_WORDS / "templates.tsv"):
+    assert {*read_lines(SEEN), *(sentence for sentence, _ in read_judgements())} <= {
+        sentence for sentence, _ in visitors
+    }
+    for source, target in read_pairs(FOLDER / "templates.tsv"):
         assert source.count("{}") == target.count("{}") > 0
 
 

@@ -102,6 +102,14 @@ def test_the_loss_falls(run: Path) -> None:
     assert log_of(run, "more") == {step: {"bleu": bleu[step], "chrf": chrf[step]} for step in bleu}  # the same lines
 
 
+def test_the_learning_rate_warms_up_falls_and_cools_down() -> None:
+    changes = {"learning_rate": 1.0, "warmup_steps": 10, "decay_after": 20, "max_steps": 100}
+    settings = Settings(**TINY | changes)
+    assert [settings.rate(step) for step in (5, 10, 20, 80)] == [0.5, 1.0, 1.0, 0.5]
+    cooled = Settings(**TINY | changes | {"decay_after": 0, "cooldown_steps": 20})
+    assert [cooled.rate(step) for step in (80, 81, 91, 100, 101)] == [1.0, 1.0, 0.5, 0.05, 0.0]
+
+
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(run: Path, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     main(command(tmp_path, data, out, max_steps=20))
@@ -206,10 +214,12 @@ def test_gnmt_is_a_model_by_its_name(tmp_path: Path, run: Path) -> None:
 def test_a_run_becomes_a_shipped_model(run: Path, data: Path, tmp_path: Path) -> None:
     for side in ("low", "up"):
         lines = (data / f"valid.{side}").read_text().splitlines(keepends=True)
-        (tmp_path / f"test.{side}").write_text("".join(lines[:20]))
+        for name in ("test", "more"):
+            (tmp_path / f"{name}.{side}").write_text("".join(lines[:20]))
     model, config = tmp_path / "repo" / "tiny", tmp_path / "tiny.json"
     (model / "1").mkdir(parents=True)  # an older version
-    marks = [f"<!-- {part} -->\n<!-- end of {part} -->\n" for part in ("figures", "sentences")]
+    parts = ("figures", "sentences", "visitors", "copies")
+    marks = [f"<!-- {part} -->\n<!-- end of {part} -->\n" for part in parts]
     (model / "README.md").write_text("By hand.\n" + "".join(marks))
     config.write_text(json.dumps(TINY | {"description": "upper-cases"}))
     where = ["--repo", str(model.parent), "--config", str(config), "--checkpoints", str(tmp_path / "kept")]
@@ -222,7 +232,10 @@ def test_a_run_becomes_a_shipped_model(run: Path, data: Path, tmp_path: Path) ->
     card = (model / "README.md").read_text(encoding="utf-8")
     assert card.startswith("By hand.\n")
     assert "as shipped" in card
+    assert "| as shipped, 20 lines of more |" in card
     assert "| 20 | I'm fed up" in card
+    assert "| not judged | 100 | 66 |" in card
+    assert "of 100 strings come through" in card
     assert (model / "curve.svg").read_text().count("<circle") == 3
     assert models.load(tmp_path / "kept" / "tiny").config == models.load(run / "checkpoint").config
 
