@@ -34,8 +34,10 @@ from tests.client.callers import AsyncLoadedCaller, Caller, LoadedCaller, in_pro
 from tests.serving.doubles import EngineDouble, echo, started
 from tests.serving.fake_lm import GatedEngine
 from tests.support.processes import ROOT, environment
+from tests.support.shipped import shipped
 
 EN_DE = ROOT / "model_repo" / "en-de"
+NEWEST = shipped("en-de").name
 LINES = [
     "Save the file.",
     "Click the button to save your changes.",
@@ -251,17 +253,17 @@ class TestFailures:
 
 class TestLoading:
     def test_a_path_may_name_the_version(self) -> None:
-        with load(EN_DE / "3", threads=1, engines=1, slots=2) as model:
-            assert (model.name, model.version, model.task) == ("en-de", "3", "translate")
-            assert repr(model) == "<LoadedModel en-de version 3>"
+        with load(EN_DE / NEWEST, threads=1, engines=1, slots=2) as model:
+            assert (model.name, model.version, model.task) == ("en-de", NEWEST, "translate")
+            assert repr(model) == f"<LoadedModel en-de version {NEWEST}>"
 
     @pytest.mark.parametrize(
         ("path", "options", "kind", "sentence"),
         [
             ("en-fr", {}, ModelNotFound, "there is no folder .*en-fr; beside it there is en-de, en-de-gru"),
             (".", {}, ModelNotFound, "it is a repository, give one of its models: en-de, en-de-gru"),
-            ("en-de", {"version": 99}, ModelNotFound, "has no version 99; there is 3"),
-            ("en-de/3", {"version": 2}, ModelNotFound, "is one version, and version 2 was asked for"),
+            ("en-de", {"version": 99}, ModelNotFound, f"has no version 99; there is {NEWEST}"),
+            (f"en-de/{NEWEST}", {"version": 2}, ModelNotFound, "is one version, and version 2 was asked for"),
             ("en-de", {"version": "3"}, InvalidRequest, "version is '3'; it must be a whole number"),
             ("en-de", {"threads": -1}, InvalidRequest, "threads is -1; it must be a whole number, 0 or more"),
             ("en-de", {"device": "tpu"}, InvalidRequest, "device is 'tpu'; it must be one of auto, cpu, cuda"),
@@ -301,7 +303,7 @@ class TestLoading:
     def test_serving_toml_counts_unless_something_else_is_asked_for(self, tmp_path: Path) -> None:
         model = tmp_path / "en-de"
         model.mkdir()
-        (model / "3").symlink_to(EN_DE / "3")
+        (model / NEWEST).symlink_to(EN_DE / NEWEST)
         (model / "serving.toml").write_text("slots = 3\nengines = 1\nqueue = 1\n[defaults]\nmax_length = 4\n")
         with load(model) as by_file, load(model, slots=5) as asked:
             assert (by_file._process.slots, asked._process.slots) == (3, 5)

@@ -18,10 +18,11 @@ from beamline.serving.backends.selection import Choice, choose, look
 from beamline.serving.contract.manifest import Manifest, read_manifest
 from tests.support.cuda_stub.build import ROOT
 from tests.support.cuda_stub.stub import Stub
+from tests.support.shipped import shipped
 
 MADE = ROOT / ".cache" / "cuda-stub" / "models"
 MODELS = MADE / "kinds"
-EN_DE, EN_DE_GRU = ROOT / "model_repo" / "en-de" / "3", ROOT / "model_repo" / "en-de-gru" / "3"
+EN_DE, EN_DE_GRU = shipped("en-de"), shipped("en-de-gru")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

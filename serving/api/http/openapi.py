@@ -31,6 +31,10 @@ _SCALARS: dict[int, dict[str, Any]] = {
     _F.TYPE_INT64: {"type": "string", "format": "int64", "pattern": "^-?[0-9]{1,18}$"},
     _F.TYPE_UINT64: {"type": "string", "format": "uint64", "pattern": "^[0-9]{1,19}$"},
 }
+_REFUSED = {
+    "description": "what was wrong, and what is allowed",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
 
 
 def _between(lowest: float, highest: float) -> dict[str, Any]:
@@ -126,25 +130,21 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
                 "application/json": {"schema": _schema(endpoint.unary.request, schemas), "example": endpoint.example}
             },
         },
-        "responses": {
-            "200": {"description": "OK", "content": content},
-            "default": {
-                "description": "what was wrong, and what is allowed",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-            },
-        },
+        "responses": {"200": {"description": "OK", "content": content}, "default": _REFUSED},
     }
 
 
 def _described(path: str, verb: str, text: str, tag: str) -> dict[str, Any]:
     names = re.findall(r"\{(\w+)\}", path)
-    operation: dict[str, Any] = {"summary": text, "tags": [tag], "responses": {"200": {"description": "OK"}}}
+    responses = {"200": {"description": "OK"}, "default": _REFUSED}
+    operation: dict[str, Any] = {"summary": text, "tags": [tag], "responses": responses}
     if names:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if verb == "post":
-        operation["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}, "example": {}}}}
+        empty = {"schema": {"type": "object", "maxProperties": 0}, "example": {}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": empty}}
     return operation
 
 

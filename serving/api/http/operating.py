@@ -9,6 +9,7 @@ GET  /v1/live/batch                               who has which slot since when,
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -36,6 +37,7 @@ _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _UNLOAD = "/inference.GRPCInferenceService/RepositoryModelUnload"
 _BATCH = "/beamline.v1.Operating/Batch"  # of a service that is not listed: it needs the scope `admin`
 _BATCH_SECONDS = 60.0
+_BODY_SECONDS, _MOST_BYTES = 10.0, 1024  # of the body of a POST, which is an empty object
 _NO_CERTIFICATE = "this version has no certificate: it was not made by `beamline convert`"
 
 # For the OpenAPI description: what each answers with.
@@ -64,12 +66,12 @@ def routes(
         return {"models": [{**asdict(each), "state": each.state.value} for each in manager.index()]}
 
     async def load(request: Request, manager: ModelManager) -> Any:
-        _check_json(request)
+        await _check_body(request)
         await manager.load(request.path_params["name"])
         return await index(request, manager)
 
     async def unload(request: Request, manager: ModelManager) -> Any:
-        _check_json(request)
+        await _check_body(request)
         await manager.unload(request.path_params["name"])
         return await index(request, manager)
 
@@ -129,10 +131,21 @@ def _handler(
     return handle
 
 
-def _check_json(request: Request) -> None:
-    """A browser sends this content type to another host's server only where that allows it."""
+async def _check_body(request: Request) -> None:
+    """An empty object, as JSON: browsers send that content type to another host's server only where that allows it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InvalidRequest("send the header 'content-type: application/json', and an empty object")
+    body = b""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    break
+    except (TimeoutError, ClientDisconnect):
+        raise InvalidRequest(f"the body did not arrive within {_BODY_SECONDS:g} s") from None
+    if b"".join(body.split()) != b"{}":
+        raise InvalidRequest("the body must be an empty object, {}: all that is asked for stands in the path")
 
 
 def _named(served: ServedModel) -> dict[str, Any]:

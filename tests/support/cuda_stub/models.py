@@ -12,14 +12,15 @@ from pathlib import Path
 from beamline.converters.passes.lowering import lower
 from beamline.serving.contract.manifest import PRECISIONS, read_manifest
 from tests.support.cuda_stub.families import KIN, kinds, write_kind
-from tests.support.fixture_cache import ROOT, fixture_cache
+from tests.support.fixture_cache import fixture_cache
 from tests.support.language_models import LLAMA, write_converted
 from tests.support.marian_shape import EOS, export
 from tests.support.pooled import write_pooled_repository
+from tests.support.shipped import shipped
 
 # Of the sample: the precision in which ONNX Runtime's CUDA provider has the fewest kernels.
 SAMPLED = ("bfloat16",)
-GRU = ROOT / "model_repo" / "en-de-gru" / "3"
+GRU = shipped("en-de-gru")
 
 
 def write_models(folder: Path) -> None:

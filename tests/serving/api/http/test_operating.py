@@ -17,6 +17,7 @@ from beamline.serving.security.tokens import new_token
 from beamline.serving.server import Server
 from tests.serving.doubles import started
 from tests.support.processes import ROOT
+from tests.support.shipped import shipped
 
 READ = ("/v1/models", "/v1/repository", "/v1/live")
 
@@ -30,7 +31,7 @@ async def test_the_repository_the_certificate_and_the_last_ten_minutes() -> None
         httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
     ):
         listed = (await client.get("/v1/repository")).json()["models"]
-        certificate = await client.get("/v1/repository/en-de/3/certificate")
+        certificate = await client.get(f"/v1/repository/en-de/{shipped('en-de').name}/certificate")
         missing = await client.get("/v1/repository/en-de/99/certificate")
         outside = await client.get("/v1/repository/..%2F..%2Fetc/3/certificate")
         calls = [client.post("/v1/translate", json={"inputs": [{"text": "Save the file."}] * 4}) for _ in range(3)]
@@ -39,11 +40,15 @@ async def test_the_repository_the_certificate_and_the_last_ten_minutes() -> None
         batch = (await client.get("/v1/live/batch")).json()
         (card,) = (await client.get("/v1/models")).json()["models"]
         form = await client.post("/v1/repository/en-de/unload", data={"a": "b"})  # what another site's form could send
+        filled = await client.post("/v1/repository/en-de/unload", json={"force": True})
+        endless = await client.post(
+            "/v1/repository/en-de/unload", content=b" " * 100_000, headers={"content-type": "application/json"}
+        )
         unloaded = await client.post("/v1/repository/en-de/unload", json={})
         unknown = await client.post("/v1/repository/nobody/load", json={})
     states = {(each["name"], each["state"]) for each in listed}
     assert states == {("en-de", "READY"), ("en-de-gru", "UNAVAILABLE")}
-    assert certificate.json() == json.loads((ROOT / "model_repo/en-de/3/parity.json").read_text())
+    assert certificate.json() == json.loads((shipped("en-de") / "parity.json").read_text())
     assert (missing.status_code, outside.status_code) == (404, 404)
     (model,) = live["models"]
     assert sum(point["requests"] for point in model["points"]) == 12
@@ -57,6 +62,8 @@ async def test_the_repository_the_certificate_and_the_last_ten_minutes() -> None
     assert card["defaults"]["beam_size"] == 4
     assert form.status_code == 400
     assert "application/json" in form.json()["error"]["message"]
+    assert [filled.status_code, endless.status_code] == [400, 400]
+    assert "must be an empty object" in filled.json()["error"]["message"]
     assert {each["state"] for each in unloaded.json()["models"]} <= {"UNAVAILABLE", "UNLOADING"}
     assert unknown.status_code == 404
 

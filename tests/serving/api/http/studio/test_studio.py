@@ -27,7 +27,8 @@ from tests.serving.api.http.studio.driver import (
     in_thread,
     translation,
 )
-from tests.support.processes import PATIENCE, ROOT
+from tests.support.processes import PATIENCE
+from tests.support.shipped import shipped
 
 
 @in_chromium
@@ -282,7 +283,7 @@ def test_models_can_be_read_loaded_and_unloaded(studio: Studio) -> None:
     studio.wait(f"{row}?.querySelector('.ready')")
     studio.browser.click_through(f"{row}.querySelector('button').click();")
     studio.wait("document.querySelectorAll('.checks .passed').length >= 2")
-    parity = json.loads((ROOT / "model_repo/en-de-gru/3/parity.json").read_text())
+    parity = json.loads((shipped("en-de-gru") / "parity.json").read_text())
     assert f"of {parity['beams_compared']}" in studio.text("#certificate")
     pooled = row.replace("en-de-gru", "mood")
     studio.browser.click_through(f"{pooled}.querySelector('button').click();")
