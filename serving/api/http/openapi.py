@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -76,7 +77,7 @@ def openapi(max_inputs: int = TextLimits().max_inputs) -> dict[str, Any]:
     schemas: dict[str, Any] = {"Error": _error_schema()}
     paths = {endpoint.path: {"post": _operation(endpoint, schemas)} for endpoint in ENDPOINTS}
     for message in ("TranslateRequest", "ClassifyRequest", "EmbedRequest"):
-        schemas[message]["properties"]["inputs"] |= {"minItems": 1, "maxItems": max_inputs}
+        schemas[message]["properties"]["inputs"] |= {"type": "array", "minItems": 1, "maxItems": max_inputs}
         schemas[message]["required"] = ["inputs"]
     return {
         "openapi": "3.1.0",
@@ -166,16 +167,39 @@ def _message(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
         schemas[message.name] = {}  # before its fields, which may be of this type
         fields: Iterable[FieldDescriptor] = message.fields
         said, bounds = comments(), _BOUNDS.get(message.name, {})
-        properties = {
-            field.name: _with_comment(
-                {**_field(field, schemas), **bounds.get(field.name, {})}, said.get(f"{message.name}.{field.name}")
-            )
-            for field in fields
-        }
+        asked = message.name in _messages_of_requests()
+        properties = {}
+        for field in fields:
+            schema = {**_field(field, schemas), **bounds.get(field.name, {})}
+            comment = said.get(f"{message.name}.{field.name}")
+            properties[field.name] = _with_comment(_or_null(schema) if asked else schema, comment)
         schemas[message.name] = _with_comment(
             {"type": "object", "additionalProperties": False, "properties": properties}, said.get(message.name)
         )
     return {"$ref": f"#/components/schemas/{message.name}"}
+
+
+@cache
+def _messages_of_requests() -> frozenset[str]:
+    """The names of all messages that a request may hold."""
+    waiting, found = [cast(Descriptor, endpoint.unary.request.DESCRIPTOR) for endpoint in ENDPOINTS], set()
+    while waiting:
+        message = waiting.pop()
+        if message.name not in found:
+            found.add(message.name)
+            waiting += [field.message_type for field in message.fields if field.message_type is not None]
+    return frozenset(found)
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """In protobuf's JSON, a field that is null is one that was left out."""
+    if "type" not in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    return {
+        **schema,
+        "type": [schema["type"], "null"],
+        **({"enum": [*schema["enum"], None]} if "enum" in schema else {}),
+    }
 
 
 def _with_comment(schema: dict[str, Any], comment: str | None) -> dict[str, Any]:
