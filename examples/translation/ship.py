@@ -68,6 +68,14 @@ def convert(checkpoint: Path, name: str, version: int, typical: Path, work: Path
     return repositories
 
 
+def typical_text(data: Path, settings: Settings, work: Path) -> Path:
+    """Lines of all kinds that the model is validated with, in turns."""
+    kinds = [read_lines(data / f"{name}.{settings.source}") for name in ("valid", *settings.also_validate)]
+    file = work / "typical"
+    file.write_text("".join(f"{line}\n" for lines in zip(*kinds, strict=False) for line in lines), encoding="utf-8")
+    return file
+
+
 def measure(label: str, repository: Path, source: Path, reference: Path) -> dict[int, Quality]:
     measured = {}
     for beam in BEAMS:
@@ -136,7 +144,7 @@ def ship(
     with tempfile.TemporaryDirectory(prefix="ship-") as folder:
         work = Path(folder)
         checkpoint = prepare(run, settings, work / "checkpoint")
-        repositories = convert(checkpoint, name, version, data / f"valid.{settings.source}", work)
+        repositories = convert(checkpoint, name, version, typical_text(data, settings, work), work)
         measured = {label: measure(label, each, *test) for label, each in repositories.items()}
         measured[PYTORCH] = measure_pytorch(checkpoint, *test)
         asked = {stored: label for label, stored in PRECISIONS.items()}

@@ -214,7 +214,7 @@ def test_gnmt_is_a_model_by_its_name(tmp_path: Path, run: Path) -> None:
 def test_a_run_becomes_a_shipped_model(run: Path, data: Path, tmp_path: Path) -> None:
     for side in ("low", "up"):
         lines = (data / f"valid.{side}").read_text().splitlines(keepends=True)
-        for name in ("test", "more"):
+        for name in ("test", "valid", "more"):
             (tmp_path / f"{name}.{side}").write_text("".join(lines[:20]))
     model, config = tmp_path / "repo" / "tiny", tmp_path / "tiny.json"
     (model / "1").mkdir(parents=True)  # an older version
