@@ -62,7 +62,7 @@ def load(
 ) -> LoadedModel:
     """Loads a model into this process: checked against its hashes, and warm.
 
-    path: a model's folder, `model_repo/en-de`, for its newest version, or a version's, `model_repo/en-de/3`.
+    path: a model's folder, `model_repo/en-de`, for its newest version, or a version's, `model_repo/en-de/4`.
     version: which of the model's versions.
     device: auto (the best that is here), cpu, cuda or tensorrt.
     threads: on the CPU; 0: as many as there are cores.

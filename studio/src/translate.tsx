@@ -10,7 +10,7 @@ import { Card, Confidence, confidence, Copy, Field, fixed, given, number, Number
 
 const SAMPLES = [
   "The file could not be opened.", "Please wait until the download has finished.", "Do you want to save your changes before closing?",
-  "I would like a cup of coffee, please.", "The children are playing in the garden.",
+  "Where is the train station?", "I would like a cup of coffee, please.", "The children are playing in the garden.",
 ];
 const LONG = 320; // characters from which a text is split into sentences, unless told otherwise
 

@@ -18,10 +18,13 @@ from beamline.converters.checkpoints.sentencepiece_files import from_sentencepie
 from beamline.serving.text.tokenizer import TextTokenizer
 from examples.translation import augment
 from examples.translation.augment import Pair
-from examples.translation.data import read_lines
+from examples.translation.data import read_lines, train_vocabulary
 from examples.translation.extend import CHARACTERS, extend
 from examples.translation.first_words import COPIES, FOLDER, SEEN, VISITORS, read_judgements, read_pairs
+from examples.translation.models import VOCABULARY, build, export, weights_of
 from examples.translation.prepare import comparable, main
+from examples.translation.settings import Settings
+from tests.support.text import english_lines
 
 SHIPPED = Path(__file__).parents[2] / "examples/translation/checkpoints/en-de"
 
@@ -135,17 +138,33 @@ def test_what_is_to_be_copied_can_be() -> None:
         assert pair.target == pair.source.replace("Give ", "Gib ", 1).replace(" to ", " an ", 1)
 
 
-def test_a_vocabulary_gets_more_letters(tmp_path: Path) -> None:
-    """The shipped one: what it wrote in bytes is one piece, all else is written as before."""
-    before = SentencePieceProcessor(model_file=str(SHIPPED / "spm.model"))
-    added = extend(SHIPPED, tmp_path)
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A checkpoint whose vocabulary knows the letters of English alone."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    lines = "".join(f"{line}\n" for line in english_lines()[:2000])
+    for side in ("en", "de"):
+        (folder / f"train.{side}").write_text(lines)
+    architecture = {"d_model": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "ffn": 16}
+    settings = Settings(source="en", target="de", model="transformer", architecture=architecture, vocab_size=600)
+    train_vocabulary(settings, folder, folder / VOCABULARY)
+    model = build(settings.model, architecture, settings.vocab_size)
+    export(folder, model, weights_of(model), folder / VOCABULARY)
+    return folder
+
+
+def test_a_vocabulary_gets_more_letters(plain: Path, tmp_path: Path) -> None:
+    """What was written in bytes is one piece, all else is written as before."""
+    before = SentencePieceProcessor(model_file=str(plain / VOCABULARY))
+    added = extend(plain, tmp_path)
     after = SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
     size = before.get_piece_size()
     assert after.get_piece_size() == size + len(added)
     for letter in CHARACTERS:
-        assert len(after.encode(f"x{letter}")) == 2
+        assert len(after.encode(f"x{letter}")) == len(after.encode("x")) + 1
     assert after.encode("Öl", out_type=str) == ["\u2581Ö", "l"]
-    for text in ("Where is the train station?", "Übungen für größere Häuser: 7 %", "你好"):
+    for text in ("Where is the train station?", "7 % of them", "你好"):
         assert after.encode(text) == before.encode(text)
     text = "Öl, „ja“ – 5 € 😀 ❤️ café"
     assert after.decode(after.encode(text)) == text
@@ -155,7 +174,7 @@ def test_a_vocabulary_gets_more_letters(tmp_path: Path) -> None:
 
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["source_vocab_size"] == config["target_vocab_size"] == size + len(added)
-    old, new = load_file(SHIPPED / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    old, new = load_file(plain / "model.safetensors"), load_file(tmp_path / "model.safetensors")
     changed = [name for name in old if old[name].shape != new[name].shape]
     assert changed
     for name in changed:
