@@ -10,6 +10,7 @@ import ctypes
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,12 @@ def _bytes(address: int, nbytes: int, rows: int, pitch: int) -> NDArray[np.uint8
     return np.ndarray((rows, nbytes), np.uint8, _ADDRESSES, address - _FIRST, (pitch, 1))
 
 
+@cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Some microseconds, when NumPy is asked for it."""
+    return str(dtype)
+
+
 def tensor_of(array: NDArray[Any]) -> DeviceTensor:
     """Where an array is; it must be kept alive."""
-    return DeviceTensor(array.__array_interface__["data"][0], str(array.dtype), array.shape)
+    return DeviceTensor(array.__array_interface__["data"][0], _name_of(array.dtype), array.shape)

@@ -192,6 +192,8 @@ class Engine:
         stopped = self._queue.take_stopped()
         for slot in reversed(range(len(self._scheduler.active))):
             request = self._scheduler.active[slot]
+            if not stopped and request.stop_at is None:
+                continue
             try:
                 if request.out_of_time(now):
                     request.search.stop()
@@ -355,7 +357,7 @@ class Engine:
                 continue
             try:
                 request.search.advance(views[row])
-                if not request.search.done:
+                if request.streams and not request.search.done:
                     self._outputs.stream(request)
             except Exception:
                 self.completion.fail_alone(slot)

@@ -71,6 +71,10 @@ class PriorityQueue(MutableMapping[Hashable, P]):
     def __len__(self) -> int:
         return len(self._order)
 
+    def in_any_order(self) -> list[P]:
+        """Sooner than in the order in which they are to be served."""
+        return [request for _, _, request in self._by_id.values()]
+
     def popitem(self, last: bool = False) -> tuple[Hashable, P]:
         key = self._order[-1 if last else 0][2]
         request = self[key]
@@ -250,7 +254,7 @@ class WorkQueue(Generic[R]):
         """Those who wait and were cancelled, or have waited too long. They are gone from here."""
         self._sort_in()
         dropped = []
-        for request in list(self._waiting.values()):
+        for request in self._waiting.in_any_order():
             outcome = reason_to_drop(request, now, cancelled)
             if outcome is None and request.queue_deadline is not None and now >= request.queue_deadline:
                 outcome = Outcome.QUEUE_TIMEOUT

@@ -98,7 +98,7 @@ class Request:
 
     @property
     def source_length(self) -> int:
-        return len(self.encoder_input)
+        return len(self.source) if self.features is None else len(self.features)
 
     @property
     def prefix(self) -> tuple[int, ...]:

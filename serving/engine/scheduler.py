@@ -38,10 +38,10 @@ class Scheduler(Generic[R]):
             if (outcome := reason_to_drop(request, now, cancelled)) is not None:
                 del self._preparing[request.id]
                 dropped.append(Dropped(request, outcome))
-        for slot in reversed(range(len(self._active))):
-            request = self._active[slot]
+        last = len(self._active) - 1
+        for place, request in enumerate(reversed(self._active)):
             if (outcome := reason_to_drop(request, now, cancelled)) is not None:
-                dropped.append(Dropped(request, outcome, slot))
+                dropped.append(Dropped(request, outcome, last - place))
         return dropped
 
     def admit(self, fits: Callable[[R], bool] = lambda request: True) -> list[R]:

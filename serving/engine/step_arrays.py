@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from beamline.serving.engine.search.edits import BeamEdits, EditArrays
 from beamline.serving.engine.search.sampler import Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class HostPart:
+class HostPart(NamedTuple):
     """What the host adds to a step for one request."""
 
     forced: int | None
@@ -68,24 +67,16 @@ def step_views(outputs: StepOutputs, requests: Sequence[Request]) -> list[StepVi
     candidate_tokens = outputs.candidate_tokens.tolist()
     candidate_parents = outputs.candidate_parents.tolist()
     alternatives = _alternatives(outputs, requests)
-    views = []
     for row, request in enumerate(requests):
         width = request.search.width
-        views.append(
-            StepView(
-                tokens[row][:width],
-                parents[row][:width],
-                scores[row][:width],
-                candidate_scores[row],
-                candidate_tokens[row],
-                candidate_parents[row],
-                alternatives[row],
-            )
-        )
-    return views
+        del tokens[row][width:], parents[row][width:], scores[row][width:]
+    candidates = (candidate_scores, candidate_tokens, candidate_parents)
+    return list(map(StepView, tokens, parents, scores, *candidates, alternatives))
 
 
-def _alternatives(outputs: StepOutputs, requests: Sequence[Request]) -> list[list[Alternatives]]:
+def _alternatives(outputs: StepOutputs, requests: Sequence[Request]) -> Sequence[Sequence[Alternatives]]:
+    if not len(outputs.top_tokens):
+        return [()] * len(requests)
     rows = iter(zip(outputs.top_tokens.tolist(), outputs.top_log_probs.tolist(), strict=True))
     found = []
     for request in requests:

@@ -45,7 +45,7 @@ class Beginning:
         if self._gram_bytes < 0 or last < 0:
             return ()
         gram = said[last:]
-        before = self._followers.get(_key(gram), ())
+        before = self._followers.get(_key(gram), ()) if self._followers else ()
         return before if said.find(gram) >= last else (*before, *_behind(gram, said))
 
 

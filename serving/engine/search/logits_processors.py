@@ -103,6 +103,8 @@ class LogitsProcessors:
         return bias - self.options.presence_penalty - count * self.options.frequency_penalty
 
     def _forbidden(self, said: bytes, ends: Sequence[int]) -> Sequence[int]:
+        repeating = self._beginning.repeating(said)
+        if not (repeating or self._phrases or ends):
+            return ()
         phrases = [last for before, last in self._phrases if said.endswith(before)]
-        forbidden = (*self._beginning.repeating(said), *phrases, *ends)
-        return tuple(dict.fromkeys(forbidden)) if forbidden else ()
+        return tuple(dict.fromkeys((*repeating, *phrases, *ends)))

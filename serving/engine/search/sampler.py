@@ -35,9 +35,8 @@ class Sampler(BeamSearch):
     def advance(self, step: StepView) -> None:
         forced = self.forced_token() is not None
         self._alternatives.append(step.alternatives)
-        self._entries.append(list(range(self._used, self._used + self.width)))
-        self._used += self.width
-        self._tokens.append(list(step.tokens))
+        self._append_entries()
+        self._tokens.append(step.tokens)
         self._parents.append(list(range(self.width)))
         # One that has ended is dead: what the device goes on writing for it is garbage.
         self._scores.append([DEAD if end else score for end, score in zip(self._ends, step.scores, strict=True)])
