@@ -38,6 +38,7 @@ def families() -> tuple[type[Family], ...]:
     from beamline.converters.families.bart import BartConverter
     from beamline.converters.families.bloom import BloomConverter
     from beamline.converters.families.encoder_decoder_pair import EncoderDecoderPairConverter
+    from beamline.converters.families.fairseq import FairseqConverter
     from beamline.converters.families.gemma import GemmaConverter
     from beamline.converters.families.gpt2 import Gpt2Converter
     from beamline.converters.families.gpt_neox import GptNeoXConverter
@@ -72,6 +73,7 @@ def families() -> tuple[type[Family], ...]:
         M2M100Converter,
         T5Converter,
         EncoderDecoderPairConverter,
+        FairseqConverter,
         Gpt2Converter,
         LlamaConverter,
         SmolLM3Converter,
