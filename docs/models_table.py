@@ -27,6 +27,7 @@ _MORE = {
     "t5": _TRANSLATION,
     "encoder-decoder": _TRANSLATION,
     "fairseq": _TRANSLATION,
+    "opennmt_py": _TRANSLATION,
     "gpt2": _LANGUAGE,
     "llama": _LANGUAGE,
     "smollm3": _LANGUAGE,

@@ -46,6 +46,7 @@ def families() -> tuple[type[Family], ...]:
     from beamline.converters.families.m2m100 import M2M100Converter
     from beamline.converters.families.marian import MarianConverter
     from beamline.converters.families.olmo2 import Olmo2Converter
+    from beamline.converters.families.opennmt_py import OpenNmtConverter
     from beamline.converters.families.opt import OptConverter
     from beamline.converters.families.own_module import OwnModuleConverter
     from beamline.converters.families.phi3 import Phi3Converter
@@ -74,6 +75,7 @@ def families() -> tuple[type[Family], ...]:
         T5Converter,
         EncoderDecoderPairConverter,
         FairseqConverter,
+        OpenNmtConverter,
         Gpt2Converter,
         LlamaConverter,
         SmolLM3Converter,
