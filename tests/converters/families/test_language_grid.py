@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import FinishReason
 from tests.serving.engine.test_search_exact import compare
 from tests.support.engines import decode, make_engine, results
 from tests.support.few_bits import write_int8
@@ -34,9 +33,9 @@ def shapes(*chosen: LanguageShape) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("converted", chosen, indirect=True, ids=lambda shape: shape.name)
 
 
-def check(model: ConvertedLanguageModel, beams: int, lengths: tuple[int, ...], new: int, stagger: int = 0) -> set[str]:
-    """A prompt of each length, all in one batch, against `generate` one by one; says why they ended. Of more than 200
-    tokens, all are written."""
+def check(model: ConvertedLanguageModel, beams: int, lengths: tuple[int, ...], new: int, stagger: int = 0) -> None:
+    """A prompt of each length, all in one batch, against `generate` one by one. Of more than 200 tokens, all are
+    written, whether or not the model would end sooner."""
     chance = random.Random(beams)
     prompts = [[chance.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths]
     long = new > 200
@@ -48,7 +47,6 @@ def check(model: ConvertedLanguageModel, beams: int, lengths: tuple[int, ...], n
         assert len(answer.hypotheses) == len(theirs)
         for rank, (mine, other) in enumerate(zip(answer.hypotheses, theirs, strict=True)):
             compare(mine, other, f"beam {beams}, prompt of {len(prompt)}, {new} tokens, rank {rank}")
-    return {hypothesis.finish_reason.name for answer in answers for hypothesis in answer.hypotheses}
 
 
 @shapes(GEMMA2)
@@ -63,12 +61,10 @@ def test_the_tokens_of_generate(converted: ConvertedLanguageModel) -> None:
 @shapes(*SHAPES)
 def test_whole_grid(converted: ConvertedLanguageModel) -> None:
     """All widths, alone and in a crowd of other lengths that joins by and by; texts far longer than the windows."""
-    ends = set()
     for beams in (1, 2, 4, WIDEST):
-        ends |= check(converted, beams, (1, 2, 30, 77, 130), new=40, stagger=2)
+        check(converted, beams, (1, 2, 30, 77, 130), new=40, stagger=2)
         check(converted, beams, (21,), new=40)
         check(converted, beams, (12, 90), new=210)
-    assert FinishReason.LENGTH.name in ends
 
 
 @pytest.mark.full
