@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with int8: a line of typical text each, by which activations get fixed scales; a tenth faster",
     )
+    parser.add_argument(
+        "--grid",
+        choices=("whole", "quick"),
+        default="whole",
+        help="how much is compared with the original: quick is a tenth of it, for a large model or a first try; "
+        "parity.json says how much it was (default: whole)",
+    )
     parser.add_argument("--target", choices=("onnx", "tensorrt"), default="onnx", help="tensorrt: build plans, too")
     add_build_arguments(parser.add_argument_group("with --target tensorrt"))
     own = parser.add_argument_group(
@@ -85,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             precision=arguments.precision,
             typical=typical,
             each=each,
+            grid=arguments.grid,
         )
     size = manifest.weights.bytes / 2**20
     print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")

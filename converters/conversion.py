@@ -46,6 +46,7 @@ class Draft:
     advance: Callable[[str], None]  # says which of `STEPS` begins
     typical: Sequence[str] = ()  # lines of text, by which 8-bit activations get fixed scales
     each: Each = silently  # goes through what is compared
+    grid: str = "whole"  # how much that is, of `GRIDS`
 
 
 class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, CertificateType]):
@@ -84,9 +85,10 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         precision: Precision = "float32",
         typical: Sequence[str] = (),
         each: Each = silently,
+        grid: str = "whole",
     ) -> tuple[ManifestType, CertificateType]:
         """Writes repository/name/version, and says what the comparison with PyTorch found. `typical`: text by which the
-        activations of an int8 model get fixed scales."""
+        activations of an int8 model get fixed scales. `grid`: how much is compared."""
         if typical and precision != "int8":
             raise ConversionError(f"there is nothing to calibrate in {precision}: that is for --precision int8")
         free_version(name, repository, version)  # refused before the work begins
@@ -95,7 +97,7 @@ class Conversion(ABC, Generic[LoadedType, ToleranceType, ManifestType, Certifica
         advance("check")
         version = free_version(name, repository, version)
         with staging(repository / name, version) as folder:
-            draft = Draft(name, version, folder, precision, advance, typical, each)
+            draft = Draft(name, version, folder, precision, advance, typical, each, grid)
             manifest, certificate = self.make(loaded, draft, tolerance)
             advance("save")
             write_text(folder / PARITY_FILE, json.dumps(certificate.to_json(), indent=2) + "\n")

@@ -26,6 +26,8 @@ _MORE = {
     "m2m_100": _TRANSLATION,
     "t5": _TRANSLATION,
     "encoder-decoder": _TRANSLATION,
+    "fairseq": _TRANSLATION,
+    "opennmt_py": _TRANSLATION,
     "gpt2": _LANGUAGE,
     "llama": _LANGUAGE,
     "smollm3": _LANGUAGE,

@@ -31,9 +31,11 @@ class LongComparison:
     difference: float  # the largest of a log-probability
 
 
-def compare_long(graphs: GraphRunner, loaded: LoadedModel, short: Case, tie: float) -> LongComparison:
+def compare_long(
+    graphs: GraphRunner, loaded: LoadedModel, short: Case, tie: float, longest: int = LONGEST
+) -> LongComparison:
     """A case at the limit, in a batch with a short one, which must not suffer from its neighbour's length."""
-    case, steps = long_case(graphs.manifest)
+    case, steps = long_case(graphs.manifest, longest)
     cases = [case, short]
     exact = ties = 0
     difference = 0.0
@@ -52,17 +54,17 @@ def compare_long(graphs: GraphRunner, loaded: LoadedModel, short: Case, tie: flo
     )
 
 
-def long_case(manifest: Manifest) -> tuple[Case, int]:
-    """A random case that is as long as the model allows, or `LONGEST`, and how many steps follow it."""
+def long_case(manifest: Manifest, longest: int = LONGEST) -> tuple[Case, int]:
+    """A random case that is as long as the model allows, or `longest`, and how many steps follow it."""
     random = np.random.default_rng(4)
     vocabulary, limits = manifest.vocabulary, manifest.limits
     words = [word for word in range(vocabulary.source_size) if word != vocabulary.pad_id]
-    target = min(LONGEST, limits.max_target_length)
+    target = min(longest, limits.max_target_length)
     if manifest.task == "generate":
         steps = max(1, target // 2)
         length = max(1, min(target - steps, limits.max_source_length))
         return Case((), tuple(random.choice(words, length).tolist())), steps
-    length = min(LONGEST, limits.max_source_length)
+    length = min(longest, limits.max_source_length)
     if manifest.feature_width:
         grid = random.standard_normal((length, manifest.feature_width)).astype(np.float32)
         return Case(grid, (vocabulary.start_id,)), target - 1

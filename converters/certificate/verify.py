@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from beamline.converters.certificate.graph_runner import Case, GraphRunner
-from beamline.converters.certificate.long_sequences import compare_long
+from beamline.converters.certificate.long_sequences import LONGEST, compare_long
 from beamline.converters.certificate.original import log_probs, plain_beams
 from beamline.converters.certificate.parity import ParityCertificate, Row
 from beamline.converters.certificate.parity_text import parity_lines
@@ -32,10 +32,21 @@ if TYPE_CHECKING:
     from beamline.converters.tasks.generation import LoadedModel
 
 TIE = 1e-4  # two candidates whose scores differ by less may be taken in either order
-BEAM_WIDTHS = (1, 2, 4)
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34)
-STEPS = 12
 TEXT_LINES = 2000
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is compared. The original answers word by word and without a cache, so a large one takes minutes."""
+
+    beam_widths: tuple[int, ...] = (1, 2, 4)
+    lengths: tuple[int, ...] = LENGTHS
+    steps: int = 12
+    longest: int = LONGEST
+
+
+GRIDS = {"whole": Grid(), "quick": Grid(beam_widths=(1, 4), lengths=(1, 5, 21), steps=6, longest=64)}
 
 
 @dataclass(frozen=True)
@@ -111,16 +122,21 @@ class Certificate(ParityCertificate):
 
 
 def verify(
-    folder: Path, manifest: Manifest, loaded: LoadedModel, tolerance: Tolerance, each: Each = silently
+    folder: Path,
+    manifest: Manifest,
+    loaded: LoadedModel,
+    tolerance: Tolerance,
+    each: Each = silently,
+    grid: Grid = GRIDS["whole"],
 ) -> Certificate:
     graphs = GraphRunner(folder, manifest)
-    cases = _random_cases(manifest)
-    difference = _score_difference(graphs, loaded, cases, manifest, each)
+    steps = min(grid.steps, manifest.limits.max_target_length - 1)
+    cases = _random_cases(manifest, grid.lengths, steps)
+    difference = _score_difference(graphs, loaded, cases, steps, each)
     compared = exact = ties = 0
-    for width in BEAM_WIDTHS:
+    for width in grid.beam_widths:
         if width > manifest.limits.max_beam_size:
             continue
-        steps = _steps(manifest)
         batched = graphs.beams(cases, width, steps)
         for case, together in each(f"beam width {width}", list(zip(cases, batched, strict=True))):
             want, margin = plain_beams(loaded, case, width, steps)
@@ -133,7 +149,9 @@ def verify(
                 elif margin < TIE:
                     exact += 1
                     ties += 1
-    [longest] = (compare_long(graphs, loaded, case, TIE) for case in each("the longest sequence", cases[:1]))
+    [longest] = (
+        compare_long(graphs, loaded, case, TIE, grid.longest) for case in each("the longest sequence", cases[:1])
+    )
     lines = parity_lines(TEXT_LINES)
     text_exact_share, vocabularies = _compare_text(folder, manifest, loaded, each("ids and text", lines))
     certificate = Certificate(
@@ -152,11 +170,7 @@ def verify(
     return certificate
 
 
-def _steps(manifest: Manifest) -> int:
-    return min(STEPS, manifest.limits.max_target_length - 1)
-
-
-def _random_cases(manifest: Manifest) -> list[Case]:
+def _random_cases(manifest: Manifest, lengths: Sequence[int], steps: int) -> list[Case]:
     random = np.random.default_rng(0)
     vocabulary, limits = manifest.vocabulary, manifest.limits
     words = [word for word in range(vocabulary.source_size) if word != vocabulary.pad_id]
@@ -165,21 +179,19 @@ def _random_cases(manifest: Manifest) -> list[Case]:
         return tuple(random.choice(words, length).tolist())
 
     if manifest.task == "generate":
-        room = limits.max_target_length - _steps(manifest)
-        return [Case((), text(length)) for length in LENGTHS if length <= min(room, limits.max_source_length)]
-    lengths = [length for length in LENGTHS if length <= limits.max_source_length]
+        room = limits.max_target_length - steps
+        return [Case((), text(length)) for length in lengths if length <= min(room, limits.max_source_length)]
+    lengths = [length for length in lengths if length <= limits.max_source_length]
     if manifest.feature_width:
         grids = [random.standard_normal((length, manifest.feature_width)).astype(np.float32) for length in lengths]
         return [Case(grid, (vocabulary.start_id,)) for grid in grids]
     return [Case(text(length), (vocabulary.start_id,)) for length in lengths]
 
 
-def _score_difference(
-    graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], manifest: Manifest, each: Each
-) -> float:
+def _score_difference(graphs: GraphRunner, loaded: LoadedModel, cases: Sequence[Case], steps: int, each: Each) -> float:
     """The score graph over random targets, all in one batch, against the original one by one."""
-    random = np.random.default_rng(1)
-    text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + _steps(manifest)))
+    manifest, random = graphs.manifest, np.random.default_rng(1)
+    text = random.integers(0, manifest.vocabulary.target_size, (len(cases), 1 + steps))
     # Padding is no word of a text, and may have no position of its own.
     text[text == manifest.vocabulary.pad_id] = manifest.vocabulary.eos_ids[0]
     if manifest.task == "translate":

@@ -108,6 +108,12 @@ def from_m2m100(original: Any) -> ConvertedTokenizer:
     )
 
 
+def from_word_list(path: Path, marian: MarianSpec, suffix: tuple[int, ...]) -> ConvertedTokenizer:
+    """A model whose pieces have the ids of a list of words, such as fairseq's dictionary."""
+    _, model = _read(path)
+    return ConvertedTokenizer(SentencePieceSpec(sentencepiece=model, suffix=suffix, marian=marian))
+
+
 def _read(path: Path) -> tuple[SentencePieceProcessor, str]:
     """The model, and its file in base64."""
     content = path.read_bytes()

@@ -45,9 +45,19 @@ class Source:
         if not self.path.exists():
             raise ConversionError(f"{self.path} does not exist{_download_hint(self.path)}")
         if not self.path.is_dir():
-            raise ConversionError(f"{self.path} is neither a folder with a checkpoint nor a GGUF file")
+            beside = "; convert the folder that it lies in" if self.path.suffix == ".pt" else ""
+            raise ConversionError(f"{self.path} is neither a folder with a checkpoint nor a GGUF file{beside}")
+        if not self.config_file.exists() and self.config is None and (toolkit := _toolkit_of(self.path)):
+            return toolkit
         content = read_json(self.config_file)
         return content.get("family") or content.get("model_type")
+
+
+def _toolkit_of(folder: Path) -> str | None:
+    """Of a folder that has no configuration, because the pickle in it holds all: fairseq keeps its words beside it."""
+    if not any(folder.glob("*.pt")):
+        return None
+    return "fairseq" if any(folder.glob("dict*.txt")) else "opennmt_py"
 
 
 def _download_hint(path: Path) -> str:

@@ -38,6 +38,7 @@ def families() -> tuple[type[Family], ...]:
     from beamline.converters.families.bart import BartConverter
     from beamline.converters.families.bloom import BloomConverter
     from beamline.converters.families.encoder_decoder_pair import EncoderDecoderPairConverter
+    from beamline.converters.families.fairseq import FairseqConverter
     from beamline.converters.families.gemma import GemmaConverter
     from beamline.converters.families.gpt2 import Gpt2Converter
     from beamline.converters.families.gpt_neox import GptNeoXConverter
@@ -45,6 +46,7 @@ def families() -> tuple[type[Family], ...]:
     from beamline.converters.families.m2m100 import M2M100Converter
     from beamline.converters.families.marian import MarianConverter
     from beamline.converters.families.olmo2 import Olmo2Converter
+    from beamline.converters.families.opennmt_py import OpenNmtConverter
     from beamline.converters.families.opt import OptConverter
     from beamline.converters.families.own_module import OwnModuleConverter
     from beamline.converters.families.phi3 import Phi3Converter
@@ -72,6 +74,8 @@ def families() -> tuple[type[Family], ...]:
         M2M100Converter,
         T5Converter,
         EncoderDecoderPairConverter,
+        FairseqConverter,
+        OpenNmtConverter,
         Gpt2Converter,
         LlamaConverter,
         SmolLM3Converter,

@@ -28,9 +28,14 @@ def over_time(
 
     def scanned(carried: Tensors, now: tuple[Tensor, Tensor]) -> tuple[Tensors, Tensors]:
         carried, outputs = body(carried, now[0][:, None], now[1].expand(batch))
-        # A scan may not return one tensor twice; the copies disappear in the graph.
-        return tuple(tensor.clone() for tensor in carried), tuple(output.squeeze(1).clone() for output in outputs)
+        # A scan may not return one tensor twice, nor carry one that lies otherwise in memory than it was given: a
+        # module may have transposed it. The copies disappear in the graph.
+        return tuple(map(_copied, carried)), tuple(output.squeeze(1).clone() for output in outputs)
 
     places = torch.arange(length)[:, None]
-    _, outputs = scan(scanned, tuple(tensor.clone() for tensor in carried), (x.transpose(0, 1), places), dim=0)
+    _, outputs = scan(scanned, tuple(map(_copied, carried)), (x.transpose(0, 1), places), dim=0)
     return tuple(output.transpose(0, 1) for output in cast(Tensors, outputs))
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

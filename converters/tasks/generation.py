@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from beamline.converters.certificate.text_cases import documentation_cases
-from beamline.converters.certificate.verify import Certificate, Tolerance, verify
+from beamline.converters.certificate.verify import GRIDS, Certificate, Tolerance, verify
 from beamline.converters.checkpoints.files import every_reason
 from beamline.converters.checkpoints.tokenizers import OriginalTokenizer
 from beamline.converters.checkpoints.vocabularies import Examples, problems
@@ -100,7 +100,7 @@ class GenerationConverter(Conversion[LoadedModel, Tolerance, Manifest, Certifica
         files = export_graphs(loaded.model, search_constants(loaded), folder, draft.advance)
         manifest = self._manifest(draft, loaded, files, tokenizers)
         draft.advance("verify")
-        certificate = verify(folder, manifest, loaded, tolerance or Tolerance(), draft.each)
+        certificate = verify(folder, manifest, loaded, tolerance or Tolerance(), draft.each, GRIDS[draft.grid])
         if draft.precision != "float32":  # only what is proven to be the original is made smaller
             text = typical or documentation_cases(folder, manifest)
             for precision in draft.each(f"{draft.precision} beside float32", [draft.precision]):

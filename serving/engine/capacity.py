@@ -38,15 +38,18 @@ class Plan:
     engines: int = 1  # that have these slots together
 
     @classmethod
-    def of(cls, manifest: Manifest, slots: int) -> Plan:
+    def of(cls, manifest: Manifest, slots: int, cache_entries: int | None = None) -> Plan:
+        """`cache_entries`: what one request may come to need, where an operator says it."""
         limits = manifest.limits
         # The worst case: no two beams share anything. A step writes all K entries before it knows which of them matter.
         entries = limits.max_beam_size * (limits.max_target_length + 1)
-        if manifest.task == "translate":
-            return cls(slots, limits.max_beam_size, buckets(entries), buckets(limits.max_source_length))
-        # A prompt stands once, and answers are mostly shorter: twice the context. Who may need more is refused.
-        entries = min(entries, 2 * limits.max_target_length + limits.max_beam_size)
-        return cls(slots, limits.max_beam_size, buckets(entries), (1,))
+        if cache_entries is not None:
+            entries = min(entries, cache_entries + limits.max_beam_size)
+        elif manifest.task == "generate":
+            # A prompt stands once, and answers are mostly shorter: twice the context. Who may need more is refused.
+            entries = min(entries, 2 * limits.max_target_length + limits.max_beam_size)
+        sources = buckets(limits.max_source_length) if manifest.task == "translate" else (1,)
+        return cls(slots, limits.max_beam_size, buckets(entries), sources)
 
     @property
     def largest(self) -> Shape:

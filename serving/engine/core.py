@@ -103,7 +103,8 @@ class Engine:
             raise InvalidRequest(
                 f"the request may need {request.most_entries} cache entries (its prompt once, and what is generated "
                 f"for each of its {request.search.width} beams or samples); this server holds "
-                f"{self.plan.most_entries}: ask for fewer tokens, or fewer beams or samples"
+                f"{self.plan.most_entries} (cache_entries of its serving.toml): ask for fewer tokens, or fewer beams "
+                "or samples"
             )
 
     def cancel(self, request_id: int) -> None:

@@ -45,6 +45,7 @@ class EngineSettings:
     prefix_cache_bytes: int = 0
     share_prefix_cache: bool = False  # between tenants
     prompt_slowdown: float = 2.0  # of those who decode, while prompts are taken in
+    cache_entries: int | None = None  # that one request may need; None: as suits the task
     shortlist: bool = False
     choice: Choice = ON_CPU
     cuda_options: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's CUDA provider
@@ -127,8 +128,13 @@ def _on_device(
 ) -> Engine:
     options, threads = dict(settings.cuda_options), settings.threads
     made = make_backend(folder, manifest, threads, settings.choice, device, options, settings.shortlist, weights)
-    plan = Plan.of(manifest, settings.slots)
+    plan = Plan.of(manifest, settings.slots, settings.cache_entries)
     if made.cache_buckets is not None:
+        if settings.cache_entries is not None:
+            raise ModelError(
+                f"{manifest.name} has cache_entries, but its TensorRT plans were built for caches of "
+                f"{', '.join(map(str, made.cache_buckets))} entries"
+            )
         plan = replace(plan, cache_buckets=made.cache_buckets)
     if device is not None and isinstance(made.backend, MeasuredBackend):
         plan = plan_that_fits(plan, made.backend, manifest, device.number)

@@ -100,6 +100,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
             prefix_cache_bytes=config.prefix_cache_bytes,
             share_prefix_cache=config.share_prefix_cache,
             prompt_slowdown=settings.prompt_slowdown or config.prompt_slowdown,
+            cache_entries=settings.cache_entries,
             shortlist=settings.shortlist,
             choice=choice,
             cuda_options=settings.cuda,

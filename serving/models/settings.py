@@ -4,6 +4,7 @@ versions = "newest"      # or "all", or a list of numbers: only these
 slots = 16               # requests that are decoded at once
 queue = 256              # requests that wait behind them
 engines = 2              # that share the CPU's cores: more answers from a small model, slower ones from a large one
+cache_entries = 4096     # that one request may need: its prompt once, and all that each of its beams or samples writes
 device = "auto"          # or "cpu", "cuda", "tensorrt"
 prompt_slowdown = 8.0    # of running streams, at most, while prompts are taken in: more, and prompts are in sooner
 precision = "float32"    # refuse a version that is stored otherwise
@@ -40,7 +41,7 @@ from beamline.serving.errors import ModelError
 
 SETTINGS_FILE = "serving.toml"
 MOST_SLOWDOWN = 1000.0
-_SLOWDOWN = "prompt_slowdown"
+_SLOWDOWN, _ENTRIES = "prompt_slowdown", "cache_entries"
 
 Number = Annotated[int, Field(ge=1, strict=True)]  # neither "3" nor true
 Versions = Literal["newest", "all"] | Annotated[tuple[Number, ...], Field(min_length=1)]
@@ -54,6 +55,9 @@ class ModelSettings(BaseModel):
     queue: Annotated[Number, Field(le=1_000_000)] | None = None
     engines: Annotated[Number, Field(le=64)] | None = None  # on the CPU
     prompt_slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN, strict=True)] | None = None  # of a language model
+    cache_entries: Number | None = (
+        None  # None: what an encoder-decoder's longest and widest search needs; else 2 contexts
+    )
     device: Literal["auto", "cpu", "cuda", "tensorrt"] | None = None  # None: as the command line says
     precision: Precision | None = None
     shortlist: Annotated[bool, Field(strict=True)] = False
@@ -118,6 +122,7 @@ def check(settings: ModelSettings, manifest: AnyManifest, path: Path) -> None:
         "a shortlist": settings.shortlist,
         "engines": settings.engines,
         _SLOWDOWN: settings.prompt_slowdown,
+        _ENTRIES: settings.cache_entries,
     }
     if has := [name for name, value in decoding.items() if value]:
         raise ModelError(f"{path} has {' and '.join(has)}, but {manifest.name} decodes nothing")
@@ -138,6 +143,12 @@ def apply(settings: ModelSettings, manifest: Manifest, path: Path) -> Manifest:
         )
     if settings.prompt_slowdown is not None and manifest.graphs.prefill is None:
         raise ModelError(f"{path} has {_SLOWDOWN}, but {manifest.name} version {manifest.version} takes in no prompts")
+    longest = manifest.limits.max_target_length
+    if settings.cache_entries is not None and settings.cache_entries < longest:
+        raise ModelError(
+            f"{path} has {_ENTRIES} {settings.cache_entries}, but a single beam of {manifest.name} version "
+            f"{manifest.version} may need {longest}: it must be at least that"
+        )
     if not settings.defaults:
         return manifest
     merged = {**manifest.defaults.model_dump(), **settings.defaults}

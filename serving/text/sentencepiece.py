@@ -42,6 +42,8 @@ class MarianSpec(Record):
     decoding: str | None = None  # base64 of the model that decodes, where that is not the one that encodes
     clean_up_spaces: bool = False
     reads_language_codes: bool = True  # a text may begin with one: >>de<<
+    # As in fairseq, pieces are words of a line: a space of any kind that sentencepiece has left in one separates.
+    splits_at_spaces: bool = False
 
 
 class SentencePieceSpec(Record):
@@ -85,6 +87,7 @@ class MarianText(SentencePieceText):
         self._clean_up = _CLEAN_UP if marian.clean_up_spaces else ()
         self._vocabulary = {**marian.vocabulary, **marian.added}
         self._unknown = marian.unknown
+        self._splits = marian.splits_at_spaces
         self._code = _LANGUAGE_CODE if marian.reads_language_codes else _NOTHING
         longest_first = sorted(marian.added, key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, longest_first)) or _NOTHING.pattern})")
@@ -118,7 +121,8 @@ class MarianText(SentencePieceText):
                 part = part[code.end() :]
             # Characters that the model does not know come as they are: a vocabulary that two
             # languages share may have them.
-            yield from self._model.encode(part, out_type=str)
+            pieces: list[str] = self._model.encode(part, out_type=str)
+            yield from " ".join(pieces).split() if self._splits else pieces
 
 
 def _processor(encoded: str) -> SentencePieceProcessor:

@@ -13,6 +13,7 @@ _PEERS = Path(__file__).parent / "peers"
 # One installation per file, in this order: asked for beside others, torch may come with gigabytes of CUDA.
 _REQUIREMENTS = {
     "ctranslate2": ("ctranslate2.txt",),
+    "ctranslate2_converters": ("torch.txt", "transformers.txt", "ctranslate2.txt"),  # which read Hugging Face's folders
     "transformers": ("torch.txt", "transformers.txt"),
     "optimum": ("torch.txt", "optimum.txt"),
     "llama_cpp": ("numpy.txt", "llama_cpp.txt"),  # compiled here: minutes, and a C++ compiler

@@ -34,7 +34,7 @@ def once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def converters() -> list[Path]:
     """The code that decides what a converted model is."""
-    return [*sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "manifest.py"]
+    return [*sorted((ROOT / "converters").rglob("*.py")), ROOT / "serving" / "contract" / "manifest.py"]
 
 
 def hash_of(*paths: Path) -> str:

@@ -45,9 +45,11 @@ def served_by(kind: str) -> Iterator[None]:
         _kind.reset(token)
 
 
-def make_engine(folder: Path, manifest: Manifest, slots: int = 16, **options: Any) -> Engine:
+def make_engine(
+    folder: Path, manifest: Manifest, slots: int = 16, cache_entries: int | None = None, **options: Any
+) -> Engine:
     kind = _kind.get()
-    plan = Plan.of(manifest, slots)
+    plan = Plan.of(manifest, slots, cache_entries)
     backend: Backend
     if kind == "onnxruntime":
         backend = CpuBackend(folder, manifest, threads=1)

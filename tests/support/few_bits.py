@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from beamline.converters.certificate.graph_runner import Case
+from beamline.converters.certificate.precision import TextAgreement
+from beamline.converters.certificate.text_cases import documentation_cases
 from beamline.converters.passes.calibration import calibrate
 from beamline.converters.passes.lowering import lower
 from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest, read_manifest
@@ -21,6 +23,16 @@ def write_few_bits(exported: Path, folder: Path, precision: str) -> Manifest:
     manifest, _ = lower(folder, read_manifest(folder), precision)
     (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def write_int8(exported: Path, folder: Path) -> TextAgreement:
+    """The same in 8 bits, as a conversion does it: compared on text through the version's own tokenizer."""
+    shutil.copytree(exported, folder, dirs_exist_ok=True)
+    before = read_manifest(folder)
+    manifest, check = lower(folder, before, "int8", documentation_cases(folder, before))
+    (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    assert check.text is not None
+    return check.text
 
 
 def in_few_bits(model: MarianShape, folder: Path, precision: str) -> MarianShape:

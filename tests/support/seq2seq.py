@@ -76,6 +76,10 @@ class Seq2SeqShape:
     def save_tokenizers(self, folder: Path) -> None:
         self.make_tokenizer().save_pretrained(folder)
 
+    def write(self, folder: Path, **saving: Any) -> None:
+        self.original().save_pretrained(folder, **saving)
+        self.save_tokenizers(folder)
+
 
 _BART_SIZES = {
     "d_model": 32,
@@ -188,7 +192,7 @@ def _special_ids(tokenizer: Any) -> dict[str, int]:
 
 
 @cache
-def _sentencepiece() -> bytes:
+def sentencepiece_model() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         lines = english_lines()[:2000]
         path = train_sentencepiece(Path(folder) / "spm.model", lines, vocab_size=PIECES, model_type="unigram")
@@ -196,10 +200,10 @@ def _sentencepiece() -> bytes:
 
 
 @cache
-def _pieces() -> list[tuple[str, float]]:
+def pieces() -> list[tuple[str, float]]:
     """Of ordinary words, with their scores."""
     model = SentencePieceProcessor()
-    model.LoadFromSerializedProto(_sentencepiece())
+    model.LoadFromSerializedProto(sentencepiece_model())
     return [(model.id_to_piece(i), model.get_score(i)) for i in range(3, model.get_piece_size())]
 
 
@@ -209,22 +213,22 @@ def make_tokenizer(kind: str) -> Any:
 
 
 def _t5() -> Any:
-    return T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *_pieces()], extra_ids=5)
+    return T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces()], extra_ids=5)
 
 
 def _madlad() -> Any:
     languages = [(f"<2{code}>", 0.0) for code in ("de", "fr", "zh_Hant", "ace")]
-    tokenizer = T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *languages, *_pieces()], extra_ids=0)
+    tokenizer = T5Tokenizer(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *languages, *pieces()], extra_ids=0)
     tokenizer.add_tokens([name for name, _ in languages], special_tokens=True)
     return tokenizer
 
 
 def _mbart() -> Any:
-    return MBartTokenizer(vocab=[("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *_pieces()])
+    return MBartTokenizer(vocab=[("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *pieces()])
 
 
 def _mbart50() -> Any:
-    return MBart50Tokenizer(vocab=[("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *_pieces()])
+    return MBart50Tokenizer(vocab=[("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *pieces()])
 
 
 def _bpe(special: list[str], metaspace: bool) -> Tokenizer:
@@ -248,9 +252,9 @@ def _nllb(legacy: bool = False) -> Any:
 
 def _m2m100() -> Any:
     folder = Path(tempfile.mkdtemp())
-    (folder / "spm.model").write_bytes(_sentencepiece())
+    (folder / "spm.model").write_bytes(sentencepiece_model())
     # A few pieces are left out: they are unknown words then.
-    words = ["<s>", "<pad>", "</s>", "<unk>", *(word for number, (word, _) in enumerate(_pieces()) if number % 50 != 7)]
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(word for number, (word, _) in enumerate(pieces()) if number % 50 != 7)]
     (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
     return M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "spm.model"))
 
@@ -280,8 +284,7 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 def write_seq2seq(folder: Path, shape: Seq2SeqShape, **saving: Any) -> Path:
     """A directory as it is published. `saving` goes to `save_pretrained` (shards, and other formats)."""
-    shape.original().save_pretrained(folder, **saving)
-    shape.save_tokenizers(folder)
+    shape.write(folder, **saving)
     return folder
 
 

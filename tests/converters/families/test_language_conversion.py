@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 from beamline.converters.certificate.graph_runner import Case, GraphRunner
+from beamline.converters.certificate.verify import GRIDS, Tolerance
+from beamline.converters.certificate.verify import verify as verify_parity
+from beamline.converters.families import converter_for
 from beamline.serving.contract.manifest import Manifest, StateKind, read_manifest
 from beamline.serving.models.repository import verify
 from tests.support.compiled import compile_version
@@ -25,6 +29,8 @@ from tests.support.language_models import (
     LanguageShape,
     convert_language_model,
 )
+
+T = TypeVar("T")
 
 
 def check_version(folder: Path) -> Manifest:
@@ -81,6 +87,21 @@ def test_a_language_model(language_model: ConvertedLanguageModel) -> None:
     assert manifest.family == "llama"
     check_graphs(language_model.folder, 2, {"RMSNormalization", "RotaryEmbedding"})
     check_greedy(language_model, (1, 2, 9, 30, 77), steps=20)
+
+
+def test_a_smaller_grid(language_model: ConvertedLanguageModel) -> None:
+    """`--grid quick`: the certificate says how much was compared."""
+    loaded = converter_for(language_model.source).load()
+    asked: list[str] = []
+
+    def each(what: str, items: Sequence[T]) -> Iterable[T]:
+        asked.append(what)
+        return items
+
+    folder, manifest = language_model.folder, language_model.manifest
+    found = verify_parity(folder, manifest, loaded, Tolerance(), each, GRIDS["quick"])
+    assert (found.beams_compared, found.beam_exact_share, found.longest_compared) == (14, 1.0, 64)
+    assert asked == ["scores", "beam width 1", "beam width 4", "the longest sequence", "ids and text"]
 
 
 def test_the_prefill_graph_survives_padding_behind_the_last_place(language_model: ConvertedLanguageModel) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from beamline.converters.certificate.verify import Certificate
 from beamline.converters.families import converter_for
 from beamline.converters.modules.transformer.steps import EncoderDecoderSteps
 from beamline.serving.contract.manifest import Manifest
@@ -26,7 +25,10 @@ from tests.serving.engine.test_search_exact import compare
 from tests.support.compiled import compile_lowered, compile_version
 from tests.support.encoder_decoder_pairs import BERT2GPT2, PAIRS
 from tests.support.engines import decode, make_engine, results
+from tests.support.fairseq import FAIRSEQ
+from tests.support.few_bits import write_int8
 from tests.support.hugging_face import seq2seq_answers
+from tests.support.opennmt import OPENNMT
 from tests.support.seq2seq import (
     BART,
     NLLB,
@@ -42,7 +44,7 @@ from tests.support.text import english_lines, odd_lines
 
 UMT5 = next(shape for shape in SHAPES if shape.name == "umt5")
 SAMPLE = (NLLB, T5)
-ALL = (*SHAPES, *PAIRS)
+ALL = (*SHAPES, *PAIRS, *FAIRSEQ, OPENNMT)
 _converted: dict[str, ConvertedSeq2Seq] = {}
 
 
@@ -77,9 +79,10 @@ def test_every_shape_is_mapped_exactly(shape: Seq2SeqShape, tmp_path: Path) -> N
     target[:, 0] = vocabulary.start_id
     model = cast(EncoderDecoderSteps, loaded.model).model
     found = model(source, mask, target).log_softmax(-1)
-    expected = original(input_ids=source, attention_mask=mask.long(), decoder_input_ids=target).logits.log_softmax(-1)
+    inputs = {"input_ids": source, "attention_mask": mask.long(), "decoder_input_ids": target}
+    expected = original(**inputs, use_cache=False).logits.log_softmax(-1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    torch.testing.assert_close(loaded.original(source, mask, target).log_softmax(-1), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(loaded.original(source, mask, target).log_softmax(-1), expected, rtol=0, atol=1e-3)
     assert loaded.limits.max_target_length == POSITIONS
 
     loaded.source_tokenizer.save(tmp_path / "served.json")
@@ -221,8 +224,18 @@ def test_outputs_vary_and_end_by_themselves(converted: ConvertedSeq2Seq) -> None
 
 
 @shapes(SAMPLE)
-@torch.no_grad()
 def test_score(converted: ConvertedSeq2Seq) -> None:
+    check_scores(converted)
+
+
+@pytest.mark.full
+@shapes(ALL)
+def test_score_of_every_shape(converted: ConvertedSeq2Seq) -> None:
+    check_scores(converted)
+
+
+@torch.no_grad()
+def check_scores(converted: ConvertedSeq2Seq) -> None:
     manifest = converted.manifest
     sources, targets = some_sources(manifest, (5, 30, 1), 1), some_sources(manifest, (7, 50, 3), 2)
     start = manifest.vocabulary.start_id
@@ -231,7 +244,8 @@ def test_score(converted: ConvertedSeq2Seq) -> None:
     ]
     found = scored(make_engine(converted.folder, manifest), list(asked))
     for (source, target, labels), values in zip(asked, found, strict=True):
-        logits = converted.original(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits
+        inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
+        logits = converted.original(**inputs, use_cache=False).logits
         expected = logits[0].log_softmax(-1).gather(1, torch.tensor(labels)[:, None])[:, 0]
         assert values == pytest.approx(expected.tolist(), abs=1e-3)
 
@@ -259,14 +273,13 @@ def test_whole_grid(converted: ConvertedSeq2Seq, tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @shapes(ALL)
 def test_every_shape_in_8_bits(converted: ConvertedSeq2Seq, tmp_path: Path) -> None:
-    """Random weights are the worst case for rounding; still, most of what is written stays."""
-    folder = tmp_path / "repository"
-    kept = converter_for(converted.source).convert("small", folder, precision="int8")[1]
-    assert isinstance(kept, Certificate)
-    assert kept.lowered is not None
-    version = folder / "small" / "1"
-    answers = check_served(version)
-    assert answers
+    """Random weights are the worst case for rounding; still, most words of real text stay, and nearly all of those of
+    which float32 is sure: less would have been refused."""
+    agreement = write_int8(converted.folder, tmp_path / "int8")
+    assert agreement.lines >= 20
+    assert agreement.words >= 100
+    assert agreement.share >= 0.8
+    assert check_served(tmp_path / "int8")
 
 
 def check_served(version: Path) -> list[Hypothesis]:

@@ -13,6 +13,7 @@ from beamline.serving.backends.host import HostMemory
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.engine import chunked_prefill as prompts
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
+from tests.support.engines import decode, make_engine, results
 from tests.support.harness import Harness
 from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, prompt, same
 from tests.support.tiny_lm import CONTEXT, TinyModel
@@ -92,6 +93,22 @@ def test_what_can_never_fit_is_refused(tiny_lm: TinyModel, harness: Harness) -> 
     with pytest.raises(InvalidRequest, match=r"may need 3387 cache entries .* holds 1024"):
         harness.submit(prompt(100), wide)
     assert harness.answer(prompt(200), replace(wide, max_length=100, min_length=100)).hypotheses
+
+
+@pytest.mark.one_backend("TensorRT's plans have lengths of their own")
+def test_an_operator_may_let_wider_searches_in(tiny_lm: TinyModel, harness: Harness) -> None:
+    """What fits into either has the same answer."""
+    wide = replace(FOUR, beam_size=8, num_hypotheses=8, max_length=40)
+    engine = make_engine(tiny_lm.folder, tiny_lm.manifest, slots=2, cache_entries=2000)
+    assert engine.plan.most_entries == 2000
+    long = replace(wide, max_length=200, min_length=199)
+    with pytest.raises(InvalidRequest, match=r"may need 1691 .* holds 1024 \(cache_entries of its serving.toml\)"):
+        harness.submit(prompt(100), long)
+    short, answered = results(decode(engine, [(prompt(100), wide), (prompt(100), long)]))
+    assert {len(hypothesis.tokens) for hypothesis in answered.hypotheses} <= {198, 199, 200}
+    assert same(short, harness.answer(prompt(100), wide))
+    with pytest.raises(InvalidRequest, match="may need 2091 cache entries"):
+        decode(engine, [(prompt(100), replace(long, max_length=250))])
 
 
 # -- the prefix cache ----------------------------------------------------------------------------------------------

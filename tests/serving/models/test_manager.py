@@ -104,10 +104,10 @@ async def test_what_has_not_changed_is_not_loaded_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as this:
         await this.manager.load("de")
         assert this.engines.loaded == [("de", 1)]
-        (tmp_path / "de" / "serving.toml").write_text("slots = 3\n[defaults]\nbeam_size = 2\n")
+        (tmp_path / "de" / "serving.toml").write_text("slots = 3\ncache_entries = 900\n[defaults]\nbeam_size = 2\n")
         await this.manager.load("de")
         assert this.engines.loaded == [("de", 1), ("de", 1)]
-        assert this.engines.settings[-1].slots == 3
+        assert (this.engines.settings[-1].slots, this.engines.settings[-1].cache_entries) == (3, 900)
         assert this.engines.made[-1].manifest.defaults.beam_size == 2
         assert this.engines.driven == [this.engines.made[-1]]
 

@@ -26,6 +26,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         queue = 10
         engines = 2
         prompt_slowdown = 4
+        cache_entries = 4096
         device = "cpu"
         precision = "float32"
 
@@ -39,6 +40,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         queue=10,
         engines=2,
         prompt_slowdown=4.0,
+        cache_entries=4096,
         device="cpu",
         precision="float32",
         defaults={"beam_size": 2, "early_stopping": "never"},
@@ -58,6 +60,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         ('device = "abacus"', "device is 'abacus'; it must be 'auto', 'cpu', "),
         ("prompt_slowdown = 0.5", "prompt_slowdown is 0.5; it must be at least 1"),
         ("prompt_slowdown = true", "prompt_slowdown is True; it must be a number"),
+        ("cache_entries = 0", "cache_entries is 0; it must be at least 1"),
         ("slots =", "is not TOML"),
     ],
 )
@@ -83,6 +86,7 @@ def test_defaults_go_before_those_of_the_manifest(tmp_path: Path) -> None:
         (ModelSettings(defaults={"beam_size": 99}), "beam_size is above limits.max_beam_size"),
         (ModelSettings(defaults={"beam_size": "two"}), "defaults.beam_size is 'two'; it must be a whole number"),
         (ModelSettings(prompt_slowdown=4.0), "has prompt_slowdown, but .* takes in no prompts"),
+        (ModelSettings(cache_entries=1), "has cache_entries 1, but a single beam of .* it must be at least that"),
         (ModelSettings(precision="float16"), "is stored in float32"),
     ],
 )
