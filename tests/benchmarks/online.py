@@ -19,7 +19,7 @@ from beamline.loadtest.report.document import Report, Stage, read
 from tests.benchmarks import shape
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.prose import english_sentences
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 from tests.support.processes import ROOT, beamline, environment, serving
 
 CHECKPOINT = ROOT / "examples" / "translation" / "checkpoints" / "en-de"

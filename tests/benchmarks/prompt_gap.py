@@ -26,7 +26,7 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Piece
 from beamline.serving.engine.request import Request
 from beamline.serving.models.engines import EngineSettings, load_engine
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 from tests.support.engines import step
 
 _FIRST_STEPS = 10  # until all of them run

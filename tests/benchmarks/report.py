@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, OPTIMUM, TRANSFORMERS, Measured
 from tests.benchmarks.shape import SOURCE_LENGTH, TARGET_LENGTH
+from tests.benchmarks.table import print_table
 from tests.benchmarks.workers import Answer, Worker
 
 _PEERS = (FLOAT32, INT8, TRANSFORMERS, OPTIMUM)
@@ -41,12 +42,6 @@ def print_report(workers: Sequence[Worker], found: Sequence[Measured], threads: 
             print(
                 f"NOTE: {worker.name} used {worker.idle_share:.0%} of a core while it waited; it disturbed the others"
             )
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
 def _columns(system: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from beamline.serving.contract.manifest import read_manifest
 from tests.benchmarks.measure import Measured
-from tests.benchmarks.report import print_table
+from tests.benchmarks.table import print_table
 
 _WIDTH, _ROWS = 2048, 256  # of the product that shows the peak
 _PASSED = ("Cast", "Transpose", "DequantizeLinear")  # between a stored matrix and its product

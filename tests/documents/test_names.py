@@ -26,7 +26,7 @@ FOREIGN = {
     *("--output_dir", "--quantization", "--vocab_mapping", "--copy_files", "--force"),  # CTranslate2
     *("--revision", "--load_as_float16", "--low_cpu_mem_usage", "--activation_scales", "--trust_remote_code"),
 }
-FOREIGN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "AWS_ENDPOINT_URL"}
+FOREIGN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "AWS_ENDPOINT_URL", "SSL_CERT_FILE"}
 # Folders in which a name with a slash must be a file.
 FOLDERS = (
     "beamline",

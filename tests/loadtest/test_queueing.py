@@ -14,8 +14,8 @@ import pytest
 
 from beamline.loadtest.load.arrivals import Poisson
 from beamline.loadtest.report.document import Stage, read
+from examples.capacity.simulation import latencies
 from tests.loadtest.doubles import latency_of
-from tests.loadtest.simulation import latencies
 from tests.support.processes import PATIENCE, ROOT, beamline, environment, eventually, run_beamline, serving
 
 LENGTH = 3

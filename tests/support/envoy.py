@@ -34,6 +34,7 @@ class Envoy:
     port: int
     admin: int
     servers: tuple[int, ...]
+    process: int
 
     def healthy(self) -> bool:
         """Whether it sends calls to all of them."""
@@ -74,7 +75,7 @@ def envoy(
     command = [str(program), "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"]
     with (folder / "envoy.log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
         try:
-            running = Envoy(port, admin, (*grpc_ports, *http_ports))
+            running = Envoy(port, admin, (*grpc_ports, *http_ports), process.pid)
             eventually(running.healthy, "Envoy finds the servers")
             yield running
         finally:

@@ -16,15 +16,18 @@ from beamline.protos import beamline_pb2_grpc
 from tests.ray.inside.cluster import GRPC, HTTP
 
 TEXT = "abcdefghij"
+STREAMED = 10 * TEXT  # longer, so that most of its time pieces are on their way
 PATIENCE = 120.0
 
 
 class Callers:
     """Counts what became of the calls, by their kind: unary, stream, http."""
 
-    def __init__(self, unary: int = 8, streams: int = 0, http_calls: int = 0) -> None:
+    def __init__(self, unary: int = 8, streams: int = 0, http_calls: int = 0, sequences: int = 1) -> None:
+        """`sequences`: in each unary call."""
         self.outcomes: Counter[str] = Counter()
         self.slowest = 0.0  # seconds, of a unary call
+        self._sequences = sequences
         self._over = threading.Event()
         self._threads = [threading.Thread(target=asyncio.run, args=[self._grpc(unary, streams)])]
         self._threads += [threading.Thread(target=self._http) for _ in range(http_calls)]
@@ -56,18 +59,19 @@ class Callers:
     async def _again(self, kind: str, call) -> None:
         while not self._over.is_set():
             try:
-                self.outcomes[f"{kind} {'OK' if await call() == TEXT else 'wrong'}"] += 1
+                self.outcomes[f"{kind} {'OK' if await call() in (TEXT, STREAMED) else 'wrong'}"] += 1
             except grpc.aio.AioRpcError as error:
                 self.outcomes[f"{kind} {error.code().name}: {error.details()}"] += 1
 
     async def _unary(self, stub: beamline_pb2_grpc.InferenceStub) -> str:
         began = time.monotonic()
-        reply = await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text=TEXT)]), timeout=PATIENCE)
+        inputs = [pb.Input(text=TEXT)] * self._sequences
+        reply = await stub.Translate(pb.TranslateRequest(inputs=inputs), timeout=PATIENCE)
         self.slowest = max(self.slowest, time.monotonic() - began)
-        return str(reply.translations[0].hypotheses[0].text)
+        return str(reply.translations[-1].hypotheses[0].text)
 
     async def _stream(self, stub: beamline_pb2_grpc.InferenceStub) -> str:
-        request = pb.TranslateRequest(inputs=[pb.Input(text=TEXT)])
+        request = pb.TranslateRequest(inputs=[pb.Input(text=STREAMED)])
         return "".join([reply.text async for reply in stub.TranslateStream(request, timeout=PATIENCE)])
 
     def _http(self) -> None:
