@@ -329,7 +329,10 @@ class CudaDevice:
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         self._enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._check(self._cuda.cuStreamBeginCapture(self._stream, mode))
+        (error,) = self._cuda.cuStreamBeginCapture(self._stream, mode)
+        if error != self._cuda.CUresult.CUDA_SUCCESS:
+            _say_not_recorded(error.name)
+            return None
         self._recording = True
         try:
             work()
@@ -339,17 +342,19 @@ class CudaDevice:
             _, graph = self._cuda.cuStreamEndCapture(self._stream)  # it must leave capture, whatever was captured
             if graph is not None and int(graph):
                 self._cuda.cuGraphDestroy(graph)
-            log.info("a step is not recorded as a CUDA graph: %s", reason)
+            _say_not_recorded(reason)
             return None
         self._recording = False
         self._enter()
         error, graph = self._cuda.cuStreamEndCapture(self._stream)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
-            log.info("a step could not be recorded as a CUDA graph: CUDA says %s", error.name)
+            _say_not_recorded(error.name)
             return None
         error, executable = self._cuda.cuGraphInstantiate(graph, 0)
         self._check(self._cuda.cuGraphDestroy(graph))
-        self._check((error,))
+        if error != self._cuda.CUresult.CUDA_SUCCESS:  # it takes memory of the device, which may have none left
+            _say_not_recorded(error.name)
+            return None
 
         def replay() -> None:
             self._enter()
@@ -359,3 +364,8 @@ class CudaDevice:
         freed = weakref.finalize(replay, self._owned.end_graph, executable)
         freed.atexit = False
         return replay
+
+
+def _say_not_recorded(reason: object) -> None:
+    """Then it runs without: nobody's step fails for that."""
+    log.info("a step is not recorded as a CUDA graph: %s", reason)
