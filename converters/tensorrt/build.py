@@ -69,6 +69,9 @@ def build(
     network = _parse(graph, library, builder, logger, said)
     _check_types(graph, network)
     config = builder.create_builder_config()
+    if library.ahead_of_time:
+        # It allocates nothing when it runs, so that it can be recorded, or is refused here. tensorrt has no such flag.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     _add_profile(builder, config, profile(graph, sizes), graph)
     _set_capability(config, library, capability)
     layers = [network.get_layer(number) for number in range(network.num_layers)]
