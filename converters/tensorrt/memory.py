@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from beamline.converters.tensorrt.graph import Graph
 from beamline.converters.tensorrt.profiles import Extent, profile, worst_case
-from beamline.serving.backends.device import item_bytes
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 
 MIB = 2**20
@@ -65,9 +65,15 @@ def arena_bytes(manifest: Manifest, slots: int, cache: int) -> int:
     """What the model's state takes with all slots at this cache length."""
     axes = {"B": slots, "K": manifest.limits.max_beam_size, "C": cache, "S": manifest.limits.max_source_length}
     return sum(
-        math.prod(axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape) * item_bytes(tensor.dtype)
+        math.prod(axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape)
+        * _state_item_bytes(tensor.dtype)
         for tensor in manifest.state
     )
+
+
+def _state_item_bytes(dtype: str) -> int:
+    """By numpy's name, or bfloat16."""
+    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _of_plan(graph: Graph, sizes: Mapping[str, Extent]) -> PlanNeed:
