@@ -99,9 +99,9 @@ def test_a_device_that_is_lost_while_requests_run(kind: str, full: bool, stub: S
         errors = errors_of(*running) or errors_of(*running)  # it may have been the last call
         assert {type(error) for error in errors} <= {ComputeError, ShuttingDown}, (name, number, errors)
         assert "is lost" in str(running[1].trouble(60.0)), (name, number)
+        stub.heal()  # ONNX Runtime may end the process where a session is closed while its device is lost
         del running, errors
-        gc.collect()  # while it is lost
-        stub.heal()
+        gc.collect()
         assert stub.held == before, (name, number)
 
 
