@@ -53,7 +53,11 @@ class CudaDevice:
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._check(driver.cuDeviceGet(number))))
         self._enter()
         self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._pool = self._make_pool()
+        try:
+            self._pool = self._make_pool()
+        except BaseException:
+            driver.cuStreamDestroy(self._stream)
+            raise
         self._owned = Owned(driver, number, self._context, self._stream, self._pool)
         release = weakref.finalize(self, self._owned.release)
         release.atexit = False  # the driver does that itself, and may be gone by then
