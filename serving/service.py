@@ -29,6 +29,7 @@ from beamline.serving.models.remote import RemoteRepository
 from beamline.serving.models.watcher import Watcher
 from beamline.serving.security.access import Access, ClientLimit
 from beamline.serving.security.tokens import TokenFile
+from beamline.serving.telemetry.gpus import watch_gpus
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.tracing import tracing_of
 from beamline.serving.text.host_work import TextWorkers
@@ -94,6 +95,7 @@ class Service:
     def start_engines(self) -> None:
         if self._makers is None:
             self._makers = real_makers(self.config)
+        watch_gpus(self.metrics.registry, self._makers.gpus)
         self.models.called = self.metrics.triton.call
         self._driver = self._makers.thread()
         self._driver.start()

@@ -59,7 +59,8 @@ def build(
     capability: str,
     timing_cache: Path | None = None,
 ) -> Built:
-    """lint -> parse -> profiles -> build. Raises `BuildFailure` with every problem at once."""
+    """lint -> parse -> profiles -> build. Raises `BuildFailure` with every problem at once. `capability`: one, or
+    several for one plan ("80,86")."""
     refuse_unbuildable(graph)
     began = time.perf_counter()
     trt, said = library.module, BuildLog()
@@ -68,6 +69,9 @@ def build(
     network = _parse(graph, library, builder, logger, said)
     _check_types(graph, network)
     config = builder.create_builder_config()
+    if library.ahead_of_time:
+        # It allocates nothing when it runs, so that it can be recorded, or is refused here. tensorrt has no such flag.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     _add_profile(builder, config, profile(graph, sizes), graph)
     _set_capability(config, library, capability)
     layers = [network.get_layer(number) for number in range(network.num_layers)]
@@ -124,12 +128,12 @@ def _set_capability(config: Any, library: Library, capability: str) -> None:
                 f"tensorrt builds only for the GPU that is there, not for {capability}; use tensorrt-rtx for others"
             )
         return
-    check_capability(library, capability)
-    known = library.module.ComputeCapability.__members__
-    name = "CURRENT" if capability == CURRENT else f"SM{capability}"
-    config.num_compute_capabilities = 1
-    if not config.set_compute_capability(known[name], 0):
-        raise ConversionError(f"tensorrt-rtx {library.version} refused compute capability {capability}")
+    known, wanted = library.module.ComputeCapability.__members__, capability.split(",")
+    config.num_compute_capabilities = len(wanted)
+    for place, each in enumerate(wanted):
+        check_capability(library, each)
+        if not config.set_compute_capability(known["CURRENT" if each == CURRENT else f"SM{each}"], place):
+            raise ConversionError(f"tensorrt-rtx {library.version} refused compute capability {each}")
 
 
 def check_capability(library: Library, capability: str) -> None:

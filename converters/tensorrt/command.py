@@ -55,7 +55,7 @@ def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple
 
 
 def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
-    from beamline.converters.tensorrt.version import Outcome, build_version
+    from beamline.converters.tensorrt.version import Outcome, build_version, planned
     from beamline.serving.contract.manifest import read_any_manifest
 
     library, wanted = what_to_build(arguments, rebuild)
@@ -65,9 +65,13 @@ def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = Fa
         size, built = card.plan_bytes / 2**20, f"{card.build_seconds:.1f} s ({outcome.note})"
         print(f"  {card.title}: {size:,.1f} MiB, {'current' if outcome.note == 'current' else built}", flush=True)
 
-    print(f"{folder}: {library.name} {library.version}")
-    cards = build_version(folder, read_any_manifest(folder), library, wanted, report)
-    print(f"  {len(cards)} plans, {sum(card.plan_bytes for card in cards) / 2**20:,.1f} MiB")
+    manifest = read_any_manifest(folder)
+    print(f"{folder}: {library.name} {library.version}; about, with {wanted.slots} slots:")
+    print("".join(f"  {line}\n" for line in planned(folder, manifest, wanted).lines()), end="", flush=True)
+    cards = build_version(folder, manifest, library, wanted, report)
+    said = [card.activation_bytes for card in cards if card.activation_bytes is not None]
+    activations = f", activations {max(said) / 2**20:,.0f} MiB" if said else ""
+    print(f"  {len(cards)} plans, {sum(card.plan_bytes for card in cards) / 2**20:,.1f} MiB{activations}")
     return 0
 
 

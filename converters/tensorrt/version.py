@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from beamline.converters.tensorrt.build import CURRENT, build, refuse_unbuildable, save
 from beamline.converters.tensorrt.graph import Graph, load
 from beamline.converters.tensorrt.library import Library
+from beamline.converters.tensorrt.memory import Needs, needs
 from beamline.converters.tensorrt.profiles import Extent, chosen_buckets, extents
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
@@ -41,12 +43,24 @@ def build_version(
         refuse_unbuildable(graph)
     cards = []
     for graph in wanted_graphs:
-        for capability in wanted.capabilities:
+        for capability in for_one_plan(wanted.capabilities, library):
             outcome = _one(graph, folder, manifest, library, capability, sizes, wanted.rebuild)
             report(outcome)
             cards.append(outcome.card)
     _remove_strays(folder / ENGINES, manifest)
     return cards
+
+
+def for_one_plan(capabilities: Sequence[str], library: Library) -> list[str]:
+    """What tensorrt-rtx builds is finished by the GPU's driver, so one plan serves several kinds of GPUs, and is hardly
+    larger than for one."""
+    return [",".join(capabilities)] if library.ahead_of_time else list(capabilities)
+
+
+def planned(folder: Path, manifest: AnyManifest, wanted: Wanted) -> Needs:
+    """What all of them will need of a GPU, about."""
+    found = graphs(folder, manifest, chosen_buckets(manifest, wanted.buckets))
+    return needs(found, manifest, extents(manifest, wanted.slots))
 
 
 def graphs(folder: Path, manifest: AnyManifest, buckets: Sequence[int]) -> Iterator[Graph]:
@@ -89,7 +103,8 @@ def _why_build(
         return "new"
     try:
         card = read_card(path)
-        reason = stale(card, manifest) or foreign(card, library.name, library.version, capability)
+        others = (foreign(card, library.name, library.version, each) for each in capability.split(","))
+        reason = stale(card, manifest) or next((why for why in others if why is not None), None)
         plan_path(folder, card)
     except ModelError as error:
         return str(error)
@@ -99,15 +114,20 @@ def _why_build(
 
 
 def _remove_strays(engines: Path, manifest: AnyManifest) -> None:
-    """Plans of graphs that are no more what they were: nobody can run them."""
+    """Plans that nobody runs: of graphs that are no more what they were, or for GPUs that another one serves, too."""
+    cards = {}
     for path in engines.glob("*.json"):
-        try:
-            card = read_card(path)
-        except ModelError:
-            continue
-        if stale(card, manifest):
+        with contextlib.suppress(ModelError):
+            cards[path] = read_card(path)
+    for path, card in cards.items():
+        if stale(card, manifest) or any(_replaces(other, card) for other in cards.values()):
             (engines / card.plan.file).unlink(missing_ok=True)
             path.unlink()
+
+
+def _replaces(new: PlanCard, old: PlanCard) -> bool:
+    same = (new.key, new.module, new.module_version) == (old.key, old.module, old.module_version)
+    return same and new.max_slots >= old.max_slots and set(new.capabilities) > set(old.capabilities)
 
 
 def checked_capabilities(text: str | None, library: Library, present: str | None) -> tuple[str, ...]:

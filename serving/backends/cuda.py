@@ -53,7 +53,11 @@ class CudaDevice:
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._check(driver.cuDeviceGet(number))))
         self._enter()
         self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        self._pool = self._make_pool()
+        try:
+            self._pool = self._make_pool()
+        except BaseException:
+            driver.cuStreamDestroy(self._stream)
+            raise
         self._owned = Owned(driver, number, self._context, self._stream, self._pool)
         release = weakref.finalize(self, self._owned.release)
         release.atexit = False  # the driver does that itself, and may be gone by then
@@ -329,7 +333,10 @@ class CudaDevice:
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         self._enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._check(self._cuda.cuStreamBeginCapture(self._stream, mode))
+        (error,) = self._cuda.cuStreamBeginCapture(self._stream, mode)
+        if error != self._cuda.CUresult.CUDA_SUCCESS:
+            _say_not_recorded(error.name)
+            return None
         self._recording = True
         try:
             work()
@@ -339,17 +346,19 @@ class CudaDevice:
             _, graph = self._cuda.cuStreamEndCapture(self._stream)  # it must leave capture, whatever was captured
             if graph is not None and int(graph):
                 self._cuda.cuGraphDestroy(graph)
-            log.info("a step is not recorded as a CUDA graph: %s", reason)
+            _say_not_recorded(reason)
             return None
         self._recording = False
         self._enter()
         error, graph = self._cuda.cuStreamEndCapture(self._stream)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
-            log.info("a step could not be recorded as a CUDA graph: CUDA says %s", error.name)
+            _say_not_recorded(error.name)
             return None
         error, executable = self._cuda.cuGraphInstantiate(graph, 0)
         self._check(self._cuda.cuGraphDestroy(graph))
-        self._check((error,))
+        if error != self._cuda.CUresult.CUDA_SUCCESS:  # it takes memory of the device, which may have none left
+            _say_not_recorded(error.name)
+            return None
 
         def replay() -> None:
             self._enter()
@@ -359,3 +368,8 @@ class CudaDevice:
         freed = weakref.finalize(replay, self._owned.end_graph, executable)
         freed.atexit = False
         return replay
+
+
+def _say_not_recorded(reason: object) -> None:
+    """Then it runs without: nobody's step fails for that."""
+    log.info("a step is not recorded as a CUDA graph: %s", reason)

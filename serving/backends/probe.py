@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class CudaDevice:
     name: str
     capability: str  # "86"
     memory_bytes: int
+    uuid: str = ""  # "GPU-...", as NVIDIA's tools write it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,12 @@ def _device(cuda: Any, number: int) -> CudaDevice:
     major = _ask(cuda, cuda.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
     minor = _ask(cuda, cuda.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
     memory = int(_ask(cuda, cuda.cuDeviceTotalMem(device)))
-    return CudaDevice(number, name.decode().split("\0")[0], f"{major}{minor}", memory)
+    name = name.decode().split("\0")[0]
+    return CudaDevice(number, name, f"{major}{minor}", memory, f"GPU-{UUID(bytes=_uuid(cuda, device))}")
+
+
+def _uuid(cuda: Any, device: Any) -> bytes:
+    return bytes(_ask(cuda, cuda.cuDeviceGetUuid(device)).bytes)
 
 
 def _ask(cuda: Any, answer: tuple[Any, ...]) -> Any:

@@ -85,7 +85,7 @@ def _plans(repository: Path) -> list[str]:
         name = f"{folder.parent.name}/{folder.name}"
         try:
             cards = read_cards(folder)
-            found = sorted({f"{card.module} for {card.capability}" for card in cards})
+            found = sorted({f"{card.module} for {', '.join(card.capabilities)}" for card in cards})
             lines.append(f"{name}: {', '.join(found) or 'no plans'}{_to_do(folder, cards)}")
         except ModelError as error:
             lines.append(f"{name}: {error}")

@@ -50,7 +50,7 @@ class PlanCard(Record):
     weights_sha256: str
     module: str  # tensorrt or tensorrt_rtx
     module_version: str
-    capability: str  # "86"
+    capability: str  # "86"; or of a plan that several kinds of GPUs run, "80,86"
     cache_length: int | None  # the bucket; None where the graph has no cache
     max_slots: int
     inputs: tuple[PlanTensor, ...]
@@ -67,6 +67,10 @@ class PlanCard(Record):
     def key(self) -> tuple[str, int | None]:
         return self.graph, self.cache_length
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        return tuple(self.capability.split(","))
+
     def most(self, axis: str) -> int:
         """The largest size of an axis that an input has by this name."""
         return next(self.profile[each.name].largest[each.axes.index(axis)] for each in self.inputs if axis in each.axes)
@@ -74,12 +78,12 @@ class PlanCard(Record):
     @property
     def title(self) -> str:
         bucket = "" if self.cache_length is None else f", cache {self.cache_length}"
-        return f"{self.graph}{bucket}, compute capability {self.capability}"
+        return f"{self.graph}{bucket}, compute capability {', '.join(self.capabilities)}"
 
 
 def plan_stem(graph: str, cache_length: int | None, capability: str, module: str) -> str:
     bucket = "" if cache_length is None else f"-c{cache_length}"
-    return f"{graph}{bucket}-sm{capability}.{module}"
+    return f"{graph}{bucket}-sm{capability.replace(',', '-')}.{module}"
 
 
 def stale(card: PlanCard, manifest: AnyManifest) -> str | None:
@@ -101,8 +105,8 @@ def foreign(card: PlanCard, module: str, module_version: str, capability: str) -
         return f"it was built by {card.module}, and this machine runs {module}"
     if card.module_version != module_version:
         return f"it was built by {module} {card.module_version}, and this machine runs {module_version}"
-    if card.capability != capability:
-        return f"it was built for compute capability {card.capability}, and this GPU has {capability}"
+    if capability not in card.capabilities:
+        return f"it was built for compute capability {', '.join(card.capabilities)}, and this GPU has {capability}"
     return None
 
 

@@ -123,8 +123,8 @@ class Completion:
         """Frees the slot and answers the request that had it."""
         request = self._scheduler.active[slot]
         moved = self._scheduler.release(slot)
+        self._outputs.answer(request, answer, outcome)  # before the device is asked for anything, which may fail
         if moved is not None:
             self._backend.move(moved, slot)
             self.moves += 1
             self._scheduler.active[slot].stays.append((self.first_slot + slot, self._clock()))
-        self._outputs.answer(request, answer, outcome)

@@ -165,6 +165,7 @@ class Engine:
     def abandon(self, error: Exception) -> list[RequestOutput]:
         """Answers everyone who is here, without the device, which is lost. The engine can't go on."""
         self.drain()
+        self._pipeline.abandon()
         self.completion.abandon_all(error)
         self._queue.take_cancelled()
         return self._fail_others(error)
@@ -388,4 +389,8 @@ class Engine:
         self._steps += 1
         if self._measured is None or (self._steps % _MEASURE_EVERY and self._scheduler.active):
             return None
-        return self._measured.device_stats()
+        try:
+            return self._measured.device_stats()
+        except Exception:  # nobody's answer waits for it
+            log.exception("the device of %s does not say how much memory it has", self.manifest.name)
+            return None

@@ -40,6 +40,7 @@ class OneShotExecutor:
         self._most_tokens = most_tokens
         self._longer = longer
         self._failure = failure
+        self._running: list[Request] = []  # taken from the queue, and not answered yet
 
     def sweep(self, now: float) -> None:
         """Cancellations and deadlines."""
@@ -52,13 +53,16 @@ class OneShotExecutor:
         began = self._clock()
         for request in batch:
             request.started = began
+        self._running = list(batch)
         for group in groups_by_length(batch, self._length, self._most_tokens, self._longer):
             self._answer(group)
         return batch
 
     def fail_everything(self, error: Exception) -> None:
-        for request in self._queue.pop(self._queue.waiting):
+        """Those who wait, and those whose run did not come to an end: a lost device."""
+        for request in (*self._running, *self._queue.pop(self._queue.waiting)):
             self._outputs.answer(request, error, Outcome.FAILED)
+        self._running = []
 
     def _answer(self, group: Sequence[Request]) -> None:
         try:
@@ -76,7 +80,8 @@ class OneShotExecutor:
             elif not isinstance(error, RequestError):
                 log.exception("request %d: %s", group[0].id, self._failure)
                 error = ComputeError(self._failure)
-            return self._outputs.answer(group[0], error, Outcome.FAILED)
+            answers = [error]
         for request, answer in zip(group, answers, strict=True):
             outcome = Outcome.FAILED if isinstance(answer, Exception) else Outcome.OK
             self._outputs.answer(request, answer, outcome)
+            self._running.remove(request)

@@ -45,6 +45,10 @@ class StepPipeline:
         assert self._pipelined is not None
         return requests, self._pipelined.collect()
 
+    def abandon(self) -> None:
+        """What is in flight will never be there: the device is lost."""
+        self._steps.clear()
+
     def drop(self) -> None:
         """After a failure: what is in flight is dropped."""
         self._steps.clear()

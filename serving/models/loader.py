@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -79,6 +79,7 @@ class EngineMakers:
     thread: Callable[[], Driver]
     fake_lm: Callable[[Observe], ServedEngine] | None = None
     pooled: Callable[[Path, PooledManifest, ModelSettings, Observe], PooledEngine] | None = None
+    gpus: Mapping[int, str] = field(default_factory=dict)  # by number: the ids of those that models may be on
 
 
 def real_makers(config: ServeConfig) -> EngineMakers:
@@ -117,6 +118,7 @@ def real_makers(config: ServeConfig) -> EngineMakers:
         pooled=lambda folder, manifest, settings, observe: load_pooled(
             folder, manifest, wanted(folder, manifest, settings), observe
         ),
+        gpus={} if config.device == "cpu" else {device.number: device.uuid for device in machine.probe.devices},
     )
 
 

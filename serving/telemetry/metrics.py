@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import choose_encoder
 
 from beamline.serving.contract.stats import DeviceStats, Finished, Outcome, StepStats
+from beamline.serving.telemetry.gpus import TEXTS as GPU_TEXTS
 from beamline.serving.telemetry.history import History
 from beamline.serving.telemetry.load_report import LoadReport
 from beamline.serving.telemetry.statistics import Statistics
@@ -108,6 +109,8 @@ class Metrics:
         self.gpu_copies = counter("gpu_copies", "Copies that a GPU was asked for by the host.", "model")
         self.gpu_copied_bytes = counter("gpu_copied_bytes", "What they copied.", "model")
         self.gpu_waits = counter("gpu_waits", "How often the host stood still for a GPU.", "model")
+        for name, text in GPU_TEXTS.items():  # which `watch_gpus` collects
+            declare(name, "gauge", ("gpu",), text)
 
         declare("build_info", "gauge", ("version",), "The version of the server.")
         Info("beamline_build", "The version of the server.", registry=registry).info({"version": beamline_version()})

@@ -7,7 +7,6 @@ Build time, size on disk, and GPU memory: weights (in the plan), activations (wh
 from __future__ import annotations
 
 import argparse
-import math
 import resource
 import tempfile
 from pathlib import Path
@@ -15,14 +14,12 @@ from pathlib import Path
 from beamline.converters.passes.lowering import LOWERINGS, write_lowered
 from beamline.converters.tensorrt.build import build
 from beamline.converters.tensorrt.library import find_library
+from beamline.converters.tensorrt.memory import MIB, arena_bytes
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents
 from beamline.converters.tensorrt.version import graphs
-from beamline.serving.backends.device import item_bytes
 from beamline.serving.contract.manifest import Manifest, read_manifest
 from tests.benchmarks import shape
 from tests.benchmarks.made import ROOT
-
-MIB = 2**20
 
 
 def main() -> None:
@@ -58,7 +55,11 @@ def _measure(folder: Path, manifest: Manifest, options: argparse.Namespace) -> N
     for graph in graphs(folder, manifest, buckets):
         built = build(graph, sizes, library, options.compute_capability)
         total += len(built.content)
-        arenas = "" if graph.cache_length is None else f"{_arenas(manifest, options.slots, graph.cache_length):,.0f}"
+        arenas = (
+            ""
+            if graph.cache_length is None
+            else f"{arena_bytes(manifest, options.slots, graph.cache_length) / MIB:,.0f}"
+        )
         cells = (
             graph.name,
             str(graph.cache_length or ""),
@@ -70,16 +71,6 @@ def _measure(folder: Path, manifest: Manifest, options: argparse.Namespace) -> N
         print(" | ".join(f"{cell:>15}" for cell in cells), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"all plans: {total / MIB:,.0f} MiB; the builder's own peak memory: {peak:,.0f} MiB")
-
-
-def _arenas(manifest: Manifest, slots: int, cache: int) -> float:
-    """What the model's state takes with all slots at this cache length, in MiB."""
-    axes = {"B": slots, "K": manifest.limits.max_beam_size, "C": cache, "S": manifest.limits.max_source_length}
-    sizes = (
-        math.prod(axes[axis] if isinstance(axis, str) else axis for axis in tensor.shape) * item_bytes(tensor.dtype)
-        for tensor in manifest.state
-    )
-    return sum(sizes) / MIB
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ here, never in the product."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.backends.selection import Choice, choose, look
 from beamline.serving.contract.manifest import Manifest, read_manifest
 from tests.support.cuda_stub.build import ROOT
+from tests.support.cuda_stub.plausible import make_plausible
 from tests.support.cuda_stub.stub import Stub
 from tests.support.shipped import shipped
 
@@ -43,6 +45,21 @@ def stub() -> Iterator[Stub]:
     yield found
     found.heal()
     assert found.wrong == []
+
+
+@pytest.fixture
+def plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches go on: what a step gives them is made up."""
+    monkeypatch.setattr(GpuBackend, "collect", GpuBackend.collect)
+    make_plausible()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without records of errors, whose tracebacks would keep engines alive."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def on_gpu() -> Choice:

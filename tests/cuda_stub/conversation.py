@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Piece, Result, Scores
 from beamline.serving.engine.request import Request, deliver
+from beamline.serving.errors import ShuttingDown
 from beamline.serving.models.engines import EngineSettings, load_engine
 from tests.cuda_stub.conftest import on_gpu
 
@@ -36,6 +37,7 @@ class Conversation:
 
     engine: Engine
     answers: dict[int, Output] = field(default_factory=dict)
+    step_with: Callable[[], bool] | None = None  # instead of the engine's own step; false where there is no work
 
     def submit(self, number: int, options: DecodingOptions | None, length: int) -> Request:
         source = tuple(5 + place % 40 for place in range(length))
@@ -48,23 +50,34 @@ class Conversation:
             request = Request(source, on_output=keep, target=source, labels=source)
         else:
             request = Request(source, options, on_output=keep)
-        self.engine.submit(request)
+        try:
+            self.engine.submit(request)
+        except ShuttingDown as error:
+            self.answers[number] = error
         return request
 
-    def step(self) -> None:
+    def step(self) -> bool:
+        if self.step_with is not None:
+            return self.step_with()
         deliver(self.engine.step())
+        return True
 
     def finish(self) -> None:
         steps = 0
-        while self.engine.busy:
-            self.step()
+        while self.engine.busy and self.step():
             steps += 1
             assert steps < 2000, "it never ends"
 
 
-def talk(engine: Engine, count: int = 12, seed: int = 0, scores: bool = True) -> dict[int, Output]:
+def talk(
+    engine: Engine,
+    count: int = 12,
+    seed: int = 0,
+    scores: bool = True,
+    step_with: Callable[[], bool] | None = None,
+) -> dict[int, Output]:
     """Two requests every third step, one of eight cancelled; all of them are answered."""
-    talk, chance = Conversation(engine), random.Random(seed)
+    talk, chance = Conversation(engine, step_with=step_with), random.Random(seed)
     for number in range(count):
         options = None if scores and number % 6 == 5 else KINDS[number % len(KINDS)]
         request = talk.submit(number, options, chance.randint(1, 20))

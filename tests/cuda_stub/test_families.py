@@ -41,8 +41,8 @@ def test_it_runs_on_cuda(folder: Path, stub: Stub) -> None:
     before = stub.held
     manifest = read_any_manifest(folder)
     run = partial(_classify, folder, manifest) if isinstance(manifest, PooledManifest) else partial(_decode, folder)
-    if _has_relu_cells(folder):  # the provider's RNN knows tanh alone
-        with pytest.raises(ModelError, match=r"would leave \d x RNN \(.*\) to the CPU") as refused:
+    if _has_cells_that_cudnn_lacks(folder):
+        with pytest.raises(ModelError, match=r"would leave \d x (RNN|LSTM) \(.*\) to the CPU") as refused:
             run()
         refused.value.with_traceback(None)  # which keeps what was loaded before
         del refused
@@ -52,10 +52,14 @@ def test_it_runs_on_cuda(folder: Path, stub: Stub) -> None:
     assert stub.held == before
 
 
-def _has_relu_cells(folder: Path) -> bool:
+def _has_cells_that_cudnn_lacks(folder: Path) -> bool:
+    """A plain RNN with ReLU (the provider's knows tanh alone), an LSTM with peepholes or with coupled gates."""
     graphs = [onnx.load(path, load_external_data=False).graph for path in folder.glob("*.onnx")]
-    attributes = [each for graph in graphs for node in graph.node if node.op_type == "RNN" for each in node.attribute]
-    return any(b"Relu" in each.strings for each in attributes)
+    cells = [node for graph in graphs for node in graph.node if node.op_type in ("RNN", "LSTM")]
+    peepholes = any(node.op_type == "LSTM" and any(node.input[7:]) for node in cells)
+    attributes = [each for node in cells for each in node.attribute]
+    coupled = any(each.name == "input_forget" and each.i for each in attributes)
+    return peepholes or coupled or any(b"Relu" in each.strings for each in attributes)
 
 
 def _classify(folder: Path, manifest: PooledManifest) -> None:

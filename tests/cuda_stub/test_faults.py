@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import gc
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.engine.outputs import Output
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Cancelled, ComputeError, ModelError, OutOfMemory, Overloaded, ShuttingDown
 from beamline.serving.models.engines import plan_that_fits
 from tests.cuda_stub.conftest import EN_DE, MODELS, backend_of
 from tests.cuda_stub.conversation import KINDS, Conversation, failed, load, talk
-from tests.support.cuda_stub.plausible import make_plausible
 from tests.support.cuda_stub.stub import Stub
 from tests.support.processes import eventually
 
 FOLDERS = [MODELS / kind / "float32" for kind in ("transformer", "recurrent", "language")]
 
 
-@pytest.fixture(autouse=True)
-def plausible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GpuBackend, "collect", GpuBackend.collect)
-    make_plausible()
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Without records of errors, whose tracebacks would keep engines alive."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("plausible")
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)

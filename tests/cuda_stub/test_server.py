@@ -72,6 +72,7 @@ def test_models_come_and_go_and_leave_nothing(repository: Path, control: Stub, t
     with serving(tmp_path / "log", *arguments, program=PROGRAM) as server:
         for model in ("en-de", "en-de-gru"):
             assert talk(server, model) > 24
+        assert 'beamline_gpu_utilisation_ratio{gpu="0"} 0.37' in server.get("/metrics")[1]
         for model in ("en-de", "en-de-gru"):
             admin(server, "--unload", model)
 

@@ -13,7 +13,14 @@ from beamline.converters.tensorrt.build import BuildFailure
 from beamline.converters.tensorrt.graph import load
 from beamline.converters.tensorrt.library import Library, find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, default_buckets, extents, profile, worst_case
-from beamline.converters.tensorrt.version import Outcome, Wanted, build_version, checked_capabilities
+from beamline.converters.tensorrt.version import (
+    Outcome,
+    Wanted,
+    build_version,
+    checked_capabilities,
+    for_one_plan,
+    planned,
+)
 from beamline.serving.backends.selection import look
 from beamline.serving.cli import main
 from beamline.serving.commands.doctor import report
@@ -31,6 +38,7 @@ from beamline.serving.errors import ConversionError, ModelError
 from tests.support.marian_shape import MarianShape
 
 CAPABILITY = "86"
+GPUS = ("80", CAPABILITY)  # that one plan serves
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +54,7 @@ def version(
     folder = tmp_path_factory.mktemp("planned")
     shutil.copytree(plain_model.folder, folder, dirs_exist_ok=True)
     outcomes: list[Outcome] = []
-    wanted = Wanted((CAPABILITY,), (worst_case(plain_model.manifest),), slots=8)
+    wanted = Wanted(GPUS, (worst_case(plain_model.manifest),), slots=8)
     build_version(folder, plain_model.manifest, library, wanted, outcomes.append)
     return folder, plain_model.manifest, outcomes
 
@@ -64,6 +72,45 @@ def test_every_graph_becomes_a_plan_with_a_card(version: tuple[Path, Manifest, l
     )
     for outcome in outcomes:
         assert plan_path(folder, outcome.card).stat().st_size == outcome.card.plan_bytes > 10_000
+
+
+def test_one_plan_serves_several_kinds_of_gpus(
+    version: tuple[Path, Manifest, list[Outcome]], library: Library, tmp_path: Path
+) -> None:
+    """And takes the place of one that serves fewer of them."""
+    folder = Path(shutil.copytree(version[0], tmp_path / "version"))
+    manifest, (step, *_) = version[1], [outcome.card for outcome in version[2] if outcome.card.graph == "step"]
+    assert step.plan.file.endswith("-sm80-86.tensorrt_rtx.plan")
+    for capability in GPUS:
+        usable_plans(folder, manifest, step.module, step.module_version, capability)
+    fewer = step.model_copy(update={"capability": "80", "plan": step.plan.model_copy(update={"file": "old.plan"})})
+    (folder / ENGINES / "old.json").write_text(fewer.model_dump_json())
+    (folder / ENGINES / "old.plan").write_bytes(b"")
+    wanted = Wanted(GPUS, (worst_case(manifest),), slots=8)
+    build_version(folder, manifest, library, wanted, lambda outcome: None)
+    assert not list((folder / ENGINES).glob("old.*"))
+    assert len(read_cards(folder)) == len(version[2])
+    assert for_one_plan(GPUS, Library("tensorrt", library.module)) == ["80", "86"]
+
+
+def test_what_a_gpu_will_need_is_known_before(version: tuple[Path, Manifest, list[Outcome]]) -> None:
+    """About: half to twice of what TensorRT says when it has built them."""
+    folder, manifest, outcomes = version
+    found = planned(folder, manifest, Wanted(GPUS, (worst_case(manifest),), slots=8))
+    said = max(outcome.card.activation_bytes or 0 for outcome in outcomes)
+    assert 0.5 * said < found.activations < 2 * said
+    assert len(found.plans) == len(outcomes)
+    assert all(plan.plan > 2**20 for plan in found.plans)
+    cache = next(tensor for tensor in manifest.state if tensor.kind == "cache").shape
+    one = 8 * int(cache[1]) * worst_case(manifest) * int(cache[3]) * 4
+    assert found.arenas > len([each for each in manifest.state if each.kind == "cache"]) * one
+    *plans, together = found.lines()
+    assert [line.split(":")[0] for line in plans] == [_title(outcome.card) for outcome in outcomes]
+    assert together.startswith("all of it on a GPU: ")
+
+
+def _title(card: PlanCard) -> str:
+    return card.title.split(", compute")[0]
 
 
 def test_a_step_keeps_its_caches_in_place(version: tuple[Path, Manifest, list[Outcome]]) -> None:
@@ -85,7 +132,7 @@ def test_what_is_current_is_not_built_again(
     folder = tmp_path / "copy"
     shutil.copytree(version[0], folder)
     manifest = version[1]
-    wanted = Wanted((CAPABILITY,), (worst_case(manifest),), slots=8)
+    wanted = Wanted(GPUS, (worst_case(manifest),), slots=8)
     again: list[Outcome] = []
     build_version(folder, manifest, library, wanted, again.append)
     assert {outcome.note for outcome in again} == {"current"}
@@ -122,10 +169,10 @@ def test_a_stale_plan_is_not_run(version: tuple[Path, Manifest, list[Outcome]]) 
 def test_the_doctor_knows_stale_plans(version: tuple[Path, Manifest, list[Outcome]], tmp_path: Path) -> None:
     folder = tmp_path / "m" / "1"
     shutil.copytree(version[0], folder)
-    assert report(look(), tmp_path)[-1] == f"m/1: tensorrt_rtx for {CAPABILITY}"
+    assert report(look(), tmp_path)[-1] == "m/1: tensorrt_rtx for 80, 86"
     weights = version[1].weights.model_copy(update={"sha256": "other"})
     (folder / "manifest.json").write_text(version[1].model_copy(update={"weights": weights}).to_json())
-    stale_line = f"m/1: tensorrt_rtx for {CAPABILITY}; 3 of 3 plans are stale: beamline build m/1"
+    stale_line = "m/1: tensorrt_rtx for 80, 86; 3 of 3 plans are stale: beamline build m/1"
     assert report(look(), tmp_path)[-1] == stale_line
 
 

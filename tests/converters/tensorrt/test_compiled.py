@@ -25,9 +25,10 @@ def test_shipped_model_compiles(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", [*CAPABILITIES, ",".join(CAPABILITIES)])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_model_compiles_everywhere(name: str, capability: str) -> None:
+    """For one kind of GPU after the other, and as one plan for all of them."""
     for version in SHIPPED[name]:
         found = compile_version(version.folder, capabilities=[capability], all_buckets=True, slots=32)
         assert len(found["step"]) >= 2

@@ -29,6 +29,7 @@ CLASSES: dict[str, dict[str, Any]] = {
         "layer": trt.IAttentionInputLayer,
         "layer.attention": trt.IAttention,
         "trt.LayerType": trt.LayerType,
+        "trt.BuilderFlag": trt.BuilderFlag,
         "trt.NetworkDefinitionCreationFlag": trt.NetworkDefinitionCreationFlag,
         "config.get_timing_cache()": trt.ITimingCache,
     },

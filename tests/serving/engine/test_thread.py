@@ -15,7 +15,7 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
-from beamline.serving.errors import ComputeError, ShuttingDown
+from beamline.serving.errors import ComputeError, DeviceLost, ShuttingDown
 from beamline.serving.models.engines import FakeSettings, fake_engine
 
 WAIT = 120  # seconds; only ever used up by a failure
@@ -115,3 +115,45 @@ def test_a_step_that_does_not_end_is_trouble() -> None:
     finally:
         go_on.set()
         thread.stop()
+
+
+def ask_for_scores(target: Engine) -> queue.SimpleQueue[Output]:
+    answers: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    target.submit(Request((7, 2), on_output=lambda answer: answers.put(answer), target=(7, 2), labels=(7, 2)))
+    return answers
+
+
+@pytest.mark.parametrize("call", ["score_batch", "move", "place"])
+def test_whichever_call_loses_the_device_everybody_is_answered(call: str) -> None:
+    """Also those who have just left the queue, or their slot."""
+    broken = engine()
+    thread = EngineThread([broken])
+    device: Any = broken._backend
+
+    def lost(*arguments: object) -> Never:
+        for each in ("run", "move", "zero", "place", "score_batch"):
+            setattr(device, each, lost)
+        raise DeviceLost("GPU 0 is gone")
+
+    setattr(device, call, lost)
+    answers = [ask(broken, 3), ask(broken, 9), ask_for_scores(broken), ask_for_scores(broken)]
+    steps = 0
+    while thread._turn():
+        steps += 1
+        assert steps < 100
+    found = [each.get_nowait() for each in answers]  # which raises where somebody has none
+    assert any(isinstance(answer, ShuttingDown) for answer in found)
+    assert thread.trouble(60) == "the device of fake is lost"
+
+
+def test_nobody_waits_for_what_a_device_says_of_itself() -> None:
+    class Silent:
+        def device_stats(self) -> Never:
+            raise ComputeError("GPU 0 says nothing")
+
+    alone: Any = engine()
+    alone._measured = Silent()
+    thread, answers = EngineThread([alone]), ask(alone, 3)
+    while thread._turn():
+        pass
+    assert isinstance(answers.get_nowait(), Result)

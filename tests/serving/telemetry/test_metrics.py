@@ -6,7 +6,9 @@ from pathlib import Path
 from beamline.serving.api.status import _STATUSES
 from beamline.serving.contract.stats import DeviceStats, Finished, Outcome, StepStats
 from beamline.serving.telemetry import metrics_page
+from beamline.serving.telemetry.gpus import GpuCollector
 from beamline.serving.telemetry.metrics import Metrics
+from tests.serving.telemetry.test_gpus import management_library
 from tests.support.processes import ROOT
 
 
@@ -126,6 +128,7 @@ def exposed(metrics: Metrics) -> dict[str, dict[str, float]]:
 
 def test_everything_that_is_exposed_is_declared_and_the_reverse() -> None:
     metrics = Metrics()
+    metrics.registry.register(GpuCollector(management_library(), {0: "GPU-0"}))
     on_gpu = DeviceStats(1, 2, 3, 4, 5, 0.5, 6, 7, 8)
     metrics.observer("de", "de", "1")(step(finished=(Finished(Outcome.OK, 0.01, 0.03, 0.2, 7, 9),), device=on_gpu))
     metrics.slots.labels("de").set(8)

@@ -73,6 +73,7 @@ def _compile(folder: Path, include: Path, provider: Path) -> None:
         own = ["runtime.c"] if library.startswith("libcudart") else []
         names = wanted.get(library, set()) - _defined(*own)
         _gcc(folder, include, library, *own, generated=_generated(names), version=True)
+    _gcc(folder, include, "libnvidia-ml.so.1", "nvml.c", version=False)
     # cuDNN is looked up by name when it is needed.
     names = {name.decode() for name in re.findall(rb"\bcudnn[A-Z][A-Za-z0-9_]+(?=\0)", provider.read_bytes())}
     _gcc(folder, include, "libcudnn.so.9", "cudnn.c", generated=_generated(names - _defined("cudnn.c")), version=False)

@@ -13,6 +13,9 @@ extern struct control {
     long fail_once;       /* only that one */
     long fail_launch;     /* the n-th launch from now fails, alone */
     long lost;            /* a device's number + 1: it answers nothing any more */
+    char fail_name[104];  /* the function whose n-th call from now fails, or loses its device; n = 0: none */
+    long fail_call;
+    long fail_loses;
     long allocations, launches; /* so far */
     long pinned_bytes, streams, events, graphs; /* that there are now */
     long device_bytes[DEVICES];
@@ -21,4 +24,5 @@ extern struct control {
 } *control;
 
 extern pthread_mutex_t lock; /* recursive */
+int refused_on_demand(void); /* whether this allocation is to fail */
 int inside(const char *who, const void *p, size_t bytes);

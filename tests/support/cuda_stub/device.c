@@ -117,7 +117,16 @@ static struct piece *piece_at(const void *p) {
     return NULL;
 }
 
-static int refused_on_demand(void) {
+int fails_on_demand(const char *name) {
+    if (!control->fail_call || strcmp(control->fail_name, name)) return OK;
+    pthread_mutex_lock(&lock);
+    int fails = control->fail_call && --control->fail_call == 0;
+    if (fails && control->fail_loses) control->lost = (current < 0 ? 0 : current) + 1;
+    pthread_mutex_unlock(&lock);
+    return !fails ? OK : control->fail_loses ? DEVICE_LOST : LAUNCH_FAILED;
+}
+
+int refused_on_demand(void) {
     control->allocations++;
     if (control->fail_allocation > 1) { control->fail_allocation--; return 0; }
     if (control->fail_allocation != 1) return 0;

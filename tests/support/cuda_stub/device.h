@@ -18,7 +18,8 @@ typedef struct graph graph;
 
 /* -- counts: every call by its name, with how many bytes it moves; what CUDA would refuse begins with WRONG -- */
 void note(const char *name, long bytes);
-#define NOTE(bytes) note(__func__, (long)(bytes))
+int fails_on_demand(const char *name);     /* the error with which this call ends, where a test wants it to, else OK */
+#define NOTE(bytes) do { note(__func__, (long)(bytes)); int fails = fails_on_demand(__func__); if (fails) return fails; } while (0)
 void wrong(const char *what, const char *who);
 
 /* -- devices -- */

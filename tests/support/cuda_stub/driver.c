@@ -115,7 +115,13 @@ R cuStreamDestroy_v2(CUstream s) { NOTE(0); return end_stream(S); }
 R cuStreamSynchronize(CUstream s) { NOTE(0); NEEDS_CONTEXT return wait_for_stream(S, __func__); }
 R cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *c) { NOTE(0); *c = stream_is_recording(S); return OK; }
 R cuStreamBeginCapture_v2(CUstream s, CUstreamCaptureMode m) { NOTE(0); NEEDS_CONTEXT return begin_recording(S); }
-R cuStreamEndCapture(CUstream s, CUgraph *g) { NOTE(0); NEEDS_CONTEXT return end_recording(S, (graph **)g); }
+R cuStreamEndCapture(CUstream s, CUgraph *g) { /* whatever it says, nothing is recorded any more */
+    note(__func__, 0);
+    NEEDS_CONTEXT
+    int ended = end_recording(S, (graph **)g), fails = fails_on_demand(__func__);
+    if (fails && !ended) end_graph(*(graph **)g), *g = NULL;
+    return fails ? fails : ended;
+}
 R cuGraphInstantiateWithFlags(CUgraphExec *x, CUgraph g, unsigned long long f) { NOTE(0); return instantiate((graph **)x, (graph *)g); }
 R cuGraphLaunch(CUgraphExec x, CUstream s) { NOTE(0); NEEDS_CONTEXT return replay((graph *)x, S); }
 R cuGraphDestroy(CUgraph g) { NOTE(0); return end_graph((graph *)g); }

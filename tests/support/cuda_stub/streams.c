@@ -74,6 +74,7 @@ int end_stream(stream *s) {
     s = known(s, "destroying a stream");
     if (!s) DONE(INVALID_HANDLE);
     perform_until(s, s->asked);
+    if (s->recording) end_graph(s->recording), s->recording = NULL; /* of a device that was lost meanwhile */
     s->magic = 0; /* kept, so that its use is noticed */
     control->streams--;
     DONE(lost());
@@ -156,6 +157,7 @@ int launch(stream *s, const char *kernel, dim grid, dim block, void (*run)(void 
     note("kernel launch", (long)grid.x * grid.y * grid.z * block.x * block.y * block.z); /* threads */
     if (kernel && getenv("CUDA_STUB_KERNELS")) note(kernel, (long)grid.x * grid.y * grid.z * block.x * block.y * block.z);
     if (control->fail_launch && --control->fail_launch == 0) DONE(LAUNCH_FAILED);
+    if ((error = fails_on_demand("kernel launch"))) DONE(error);
     if (!grid.x || !grid.y || !grid.z || !block.x || block.x * block.y * block.z > 1024) { wrong("a grid that is none", kernel ? kernel : "a kernel"); DONE(INVALID_VALUE); }
     ask(s, (struct work){.what = 'k', .run = run, .argument = argument});
     DONE(OK);
@@ -241,6 +243,7 @@ int end_recording(stream *s, graph **made) {
 int instantiate(graph **made, graph *from) {
     pthread_mutex_lock(&lock);
     if (!from || from->magic != GRAPH) { wrong("not a graph, or destroyed", "instantiating"); DONE(INVALID_HANDLE); }
+    if (refused_on_demand()) DONE(NO_MEMORY); /* it takes memory of the device, too */
     graph *g = make_graph(1);
     for (struct work *w = from->first; w; w = w->next) {
         struct work *kept = malloc(sizeof *kept);

@@ -27,7 +27,8 @@ class _Row(ctypes.Structure):
 class _Control(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch", "lost")),
-        *((name, ctypes.c_long) for name in ("allocations", "launches")),
+        ("fail_name", ctypes.c_char * 104),
+        *((name, ctypes.c_long) for name in ("fail_call", "fail_loses", "allocations", "launches")),
         *((name, ctypes.c_long) for name in ("pinned_bytes", "streams", "events", "graphs")),
         ("device_bytes", ctypes.c_long * _DEVICES),
         ("rows", ctypes.c_long),
@@ -99,6 +100,11 @@ class Stub:
     def fail_launch(self, number: int) -> None:
         self._control.fail_launch = number
 
+    def fail_call(self, name: str, number: int, loses: bool = False) -> None:
+        """The n-th call from now of one function of CUDA's, or `kernel launch`: it fails alone, or with its device."""
+        self._control.fail_name, self._control.fail_call = name.encode(), number
+        self._control.fail_loses = int(loses)
+
     def lose(self, device: int | None) -> None:
         """From now on it answers nothing but an error. None: it is there again."""
         self._control.lost = 0 if device is None else device + 1
@@ -106,6 +112,7 @@ class Stub:
     def heal(self) -> None:
         self.fail_allocation(0)
         self.fail_launch(0)
+        self.fail_call("", 0)
         self.lose(None)
 
 
