@@ -14,6 +14,7 @@ from beamline import Client
 from tests.loadtest.doubles import self_signed
 from tests.support.processes import ROOT, eventually, run_beamline, serving
 from tests.support.registries import DebianRegistry, docker_registry
+from tests.support.shipped import shipped
 
 pytestmark = pytest.mark.full
 
@@ -69,12 +70,14 @@ def test_a_running_server_follows_a_tag_that_moves(tmp_path: Path) -> None:
             def versions() -> set[str]:
                 return {client.translate(TEXT).version}
 
-            assert versions() == {"3"}
-            shutil.copytree(source / "en-de" / "3", source / "en-de" / "4")
-            manifest = source / "en-de" / "4" / "manifest.json"
-            manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 4}))
+            first = shipped("en-de").name
+            second = str(int(first) + 1)
+            assert versions() == {first}
+            shutil.copytree(source / "en-de" / first, source / "en-de" / second)
+            manifest = source / "en-de" / second / "manifest.json"
+            manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": int(second)}))
             push(source, registry, "stable")
-            eventually(lambda: versions() == {"4"}, "the new version is served")
+            eventually(lambda: versions() == {second}, "the new version is served")
 
 
 def test_a_registry_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
