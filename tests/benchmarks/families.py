@@ -42,8 +42,8 @@ from beamline.serving.contract.manifest import MANIFEST_FILE, DecodingDefaults, 
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.made import ROOT, converters, hash_of, once
 from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, Case, Measured
-from tests.benchmarks.table import print_table
 from tests.benchmarks.shape import SOURCE_LENGTH
+from tests.benchmarks.table import print_table
 from tests.benchmarks.workers import Worker, wait_for_quiet
 from tests.support.few_bits import write_few_bits
 from tests.support.marian_shape import NO_FILE
