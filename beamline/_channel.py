@@ -60,7 +60,7 @@ class Connection:
         """None: the connection is not encrypted. Reads the files."""
         if self.tls is None or self.tls is False:
             return None
-        authorities = None if self.tls is True else read_file(self.tls)
+        authorities = None if self.tls is True else _authorities(self.tls)
         key, certificate = (None if path is None else read_file(path) for path in (self.client_key, self.client_cert))
         if self.client_cert is not None and self.client_key is not None:
             _check_pair(Path(self.client_cert), Path(self.client_key))
@@ -78,6 +78,17 @@ class Connection:
         if credentials is None:
             return grpc.aio.insecure_channel(self.target, options=options)
         return grpc.aio.secure_channel(self.target, credentials, options=options)
+
+
+def _authorities(path: str | Path) -> bytes:
+    """gRPC would only say that nothing can be reached."""
+    content = read_file(path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii", "ignore"))
+    except ssl.SSLError as error:
+        said = f"{path} holds no certificate: tls (--tls-ca) takes a PEM file of the authorities to trust"
+        raise BeamlineError(said) from error
+    return content
 
 
 def _check_pair(certificate: Path, key: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -60,6 +62,13 @@ _HINTS: dict[bool, tuple[tuple[str, str], ...]] = {
     ),
 }
 
+# Where gRPC does not tell what it saw.
+_UNKNOWN = {
+    False: "if it wants TLS, give tls (--tls, --tls-ca), and the gRPC port, 8001 unless configured",
+    True: "it must talk TLS, with a certificate for this name by an authority of tls (--tls, --tls-ca); "
+    f"{_CERTIFICATE}",
+}
+
 _UNCERTAIN = ("Socket closed", "reset by peer")  # so does a server that is about to end
 
 
@@ -105,12 +114,26 @@ def _unreached(details: str, connection: Connection) -> Unavailable:
         return kind(f"the server at {target} can't be talked to: {hint}")
     if "resolving" in details or "DNS" in details:
         return Unavailable(f"the host name of {target} is not known: check the target")
+    if connecting and _listens_here(target):
+        return Unavailable(f"the server at {target} can't be talked to: {_UNKNOWN[connection.encrypted]}")
     if connecting:
         return Unavailable(
             f"nothing answers at {target}: start a server with `beamline serve`, "
             f"or say where it is (target, --target or {TARGET_VARIABLE})"
         )
     return Unavailable(f"the connection to {target} was lost before the answer was there")
+
+
+def _listens_here(target: str) -> bool:
+    """gRPC tries both addresses of `localhost`, and tells of the one that failed last: it may be the one where nothing
+    is. Of other names that is not asked: only here it takes no time."""
+    host, _, port = target.rpartition(":")
+    if host != "localhost":
+        return False
+    for address in ("127.0.0.1", "::1"):
+        with suppress(OSError), socket.create_connection((address, int(port)), timeout=0.2):
+            return True
+    return False
 
 
 def _retry_hint(text: Any) -> float | None:

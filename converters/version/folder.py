@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from beamline.serving.contract.manifest import MANIFEST_FILE
 from beamline.serving.errors import ConversionError
 
 _STAGING = ".staging-"
@@ -38,6 +39,10 @@ def free_version(name: str, repository: Path, wanted: int | None) -> int:
         raise ConversionError(
             f"{name!r} can't be a model's name: up to 100 letters, digits, '.', '_', '-'; a letter or digit first"
         )
+    if (below := _model_around(repository)) is not None:
+        raise ConversionError(
+            f"{repository} is no repository, but a folder of the model {below.name}: give --repo {below.parent}"
+        )
     folder = repository / name
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     taken = {int(each) for each in names if _VERSION.fullmatch(each)}
@@ -50,6 +55,16 @@ def free_version(name: str, repository: Path, wanted: int | None) -> int:
             f"{folder / str(wanted)} already exists; choose another --version, or none for the next one"
         )
     return wanted
+
+
+def _model_around(folder: Path) -> Path | None:
+    """The model whose folder this is, or a version's of it; None: it may be a repository. What lies in a model's folder
+    and is no version would be a problem of the repository."""
+    folder = folder.absolute()
+    if (folder / MANIFEST_FILE).is_file():
+        return folder.parent
+    versions = [path for path in folder.iterdir() if _VERSION.fullmatch(path.name)] if folder.is_dir() else []
+    return folder if any((path / MANIFEST_FILE).is_file() for path in versions) else None
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class ModelManager:
         await self._publish()
         if not self._served and not may_be_empty:
             reasons = [reason for problems in self._problems.values() for reason in problems.values()]
-            listed = "".join(f"\n  - {reason}" for reason in reasons) or " it is empty"
+            listed = "".join(f"\n  - {reason}" for reason in reasons) or " there is no model in it"
             raise ModelError(f"no model of the repository {self._root} can be served:{listed}")
 
     async def load(self, name: str, versions: Versions | None = None) -> None:

@@ -89,6 +89,9 @@ def scan(root: Path, name: str | None = None) -> Repository:
         except OSError as error:
             problems.append(Problem(model, f"{folder} can't be read: {error.strerror}"))
             continue
+        if not lone and (hint := _checkpoint(folder)):
+            problems.append(Problem(model, f"{folder} has no version folder{hint}"))
+            continue
         folder_name = folder.name if folder != root else None if name is not None else model
         for entry in entries:
             try:
@@ -100,6 +103,8 @@ def scan(root: Path, name: str | None = None) -> Repository:
             models[model] = tuple(sorted(versions, key=lambda version: version.version))
         elif not entries:
             problems.append(Problem(model, f"{folder} has no version folder"))
+    if not models and root not in folders.values() and (hint := _checkpoint(root)):
+        raise ModelError(f"{root} is no model repository{hint}")
     return Repository(root, models, tuple(problems), folders)
 
 
@@ -126,13 +131,19 @@ def find(path: Path, version: int | None = None, among: Collection[int] | None =
     if not present:
         inside = [each.name for each in _subfolders(path) if any(_VERSION.fullmatch(e.name) for e in _subfolders(each))]
         hint = f": it is a repository, give one of its models: {', '.join(inside)}" if inside else ""
-        if (path / "config.json").exists():
-            hint = f": it is a checkpoint, convert it first: beamline convert {path} --name {path.name.lower()}"
-        raise ModelNotFound(f"{path} has no version folder{hint}")
+        raise ModelNotFound(f"{path} has no version folder{_checkpoint(path) or hint}")
     if version is not None and version not in present:
         raise ModelNotFound(f"{path} has no version {version}; there is {', '.join(map(str, present))}")
     usual = [each for each in present if among is None or each in among] or present
     return _read_version(path / str(usual[-1] if version is None else version), path.name)
+
+
+def _checkpoint(folder: Path) -> str:
+    """What to do with a folder that is no model yet; empty where it is something else."""
+    if not (folder / "config.json").exists() or any(_VERSION.fullmatch(each.name) for each in _subfolders(folder)):
+        return ""
+    name = folder.absolute().name.lower()
+    return f": it is a checkpoint, convert it first: beamline convert {folder} --name {name}"
 
 
 def _beside(path: Path) -> str:

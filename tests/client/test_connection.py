@@ -12,7 +12,8 @@ import pytest
 import trustme
 
 from beamline import AsyncClient, Client
-from beamline._channel import DEFAULT_TARGET, target_of
+from beamline._channel import DEFAULT_TARGET, Connection, target_of
+from beamline._failures import _unreached
 from beamline.errors import (
     BeamlineError,
     Misconnected,
@@ -102,11 +103,13 @@ class TestCredentials:
             Client("localhost:1", tls=ca, client_cert=chain, client_key=other)
         with pytest.raises(BeamlineError, match="must be a certificate and its private key, both PEM"):
             Client("localhost:1", tls=ca, client_cert=key, client_key=chain)
+        with pytest.raises(BeamlineError, match=r"me\.key holds no certificate: tls \(--tls-ca\) takes a PEM file"):
+            Client("localhost:1", tls=key)
         Client("localhost:1", tls=ca, client_cert=chain, client_key=key).close()
 
     def test_grpc_writes_no_lines_of_its_own(self, tmp_path: Path) -> None:
         ca = tmp_path / "ca.pem"
-        ca.write_text("no certificate")
+        ca.write_bytes(trustme.CA().cert_pem.bytes())
         code = (
             "import sys; from beamline import Client, BeamlineError\n"
             "try: Client('localhost:1', tls=sys.argv[1], retries=0).translate('a')\n"
@@ -128,6 +131,10 @@ class TestCredentials:
             target = local(server)
             with pytest.raises(Unavailable, match="if it wants TLS, give tls"):
                 await caller(target, retries=0)("models")
+            port = target.rpartition(":")[2]
+            last = f"failed to connect to all addresses; last error: UNKNOWN: ipv6:%5B::1%5D:{port}: Connection refused"
+            told = _unreached(last, Connection(target))  # the server is at the other address of that name
+            assert str(told).startswith(f"the server at {target} can't be talked to: if it wants TLS, give tls")
             with pytest.raises(Misconnected, match="not of an authority that is trusted"):
                 await caller(target, tls=str(stranger))("models")
             with pytest.raises(Misconnected, match="for another name than the target's"):

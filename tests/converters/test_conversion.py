@@ -288,6 +288,9 @@ def test_versions_are_counted_on(reference_source: Path, tmp_path: Path) -> None
         converter.convert("de", tmp_path, 7)
     with pytest.raises(ConversionError, match="a version is a whole number from 1 on, not 0"):
         converter.convert("de", tmp_path, 0)
+    for inside in ("de", "de/1"):  # what is no version would be a problem of the repository
+        with pytest.raises(ConversionError, match=f"a folder of the model de: give --repo {tmp_path}$"):
+            converter.convert("other", tmp_path / inside)
     assert sorted(path.name for path in (tmp_path / "de").iterdir()) == ["1", "2", "3", "7", "8"]
 
 

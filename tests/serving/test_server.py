@@ -202,7 +202,7 @@ async def test_a_repository_without_a_model_is_an_error(tmp_path: Path, broken: 
         folder = write_version(tmp_path, "de")
         (folder / "step.onnx").unlink()
     server = Server(replace(ANY_PORT, repository=tmp_path), EngineDoubles().makers)
-    with pytest.raises(ModelError, match=r"step.onnx does not exist" if broken else "it is empty"):
+    with pytest.raises(ModelError, match=r"step.onnx does not exist" if broken else "there is no model in it"):
         await server.start()
 
 

@@ -52,6 +52,22 @@ def test_broken_ones_are_named_and_the_others_stay(tmp_path: Path) -> None:
     assert "says it is moved version 1, but lies in the folder of moved version 7" in reasons["moved"]
 
 
+def test_a_checkpoint_is_told_from_a_model(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "Opus"
+    (checkpoint / "onnx").mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    convert = f"it is a checkpoint, convert it first: beamline convert {checkpoint} --name opus"
+    with pytest.raises(ModelError) as refused:
+        scan(checkpoint)
+    assert str(refused.value) == f"{checkpoint} is no model repository: {convert}"
+    write_version(tmp_path, "de")
+    (tmp_path / "config.json").write_text("{}")  # beside models it is only a file
+    (tmp_path / "de" / "config.json").write_text("{}")
+    found = scan(tmp_path)
+    assert list(found.models) == ["de"]
+    assert [each.reason for each in found.problems] == [f"{checkpoint} has no version folder: {convert}"]
+
+
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere can't be read: No such file"):
         scan(tmp_path / "nowhere")
