@@ -15,6 +15,7 @@ everything is imported by one name.
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,17 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = import_module("beamline.version").beamline_version()
     elif name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        try:
+            value = getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package == "beamline":
+                raise
+            raise ModuleNotFoundError(
+                f"beamline.{name} needs {package}, which is not installed for {sys.executable}: call the Python of an "
+                "environment that has beamline, or, in this project's folder, pip install -c constraints.txt .",
+                name=error.name,
+            ) from error
     else:
         raise AttributeError(f"module 'beamline' has no attribute {name!r}")
     globals()[name] = value  # the next time it is found without asking here

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import grpc
 
+from beamline._calls.arguments import names_what_it_knows
 from beamline._calls.operation import Settings
 from beamline._calls.requests import check_timeout
 from beamline._channel import Connection, target_of
@@ -16,6 +17,7 @@ CLOSED = "this client is closed"
 
 
 class Connected:
+    @names_what_it_knows
     def __init__(
         self,
         target: str | None = None,

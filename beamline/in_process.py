@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from beamline._async_methods import AsyncMethods
+from beamline._calls.arguments import names_what_it_knows
 from beamline._calls.operation import Operation, Settings, Stream, deadline_sentence
 from beamline._calls.requests import check_timeout
 from beamline._lists import run_all
@@ -48,6 +49,7 @@ Deliver = Callable[[Any], None]
 _END = object()  # of a stream
 
 
+@names_what_it_knows
 def load(
     path: str | PathLike[str],
     *,

@@ -29,10 +29,17 @@ def beamline_version() -> str:
 
 
 def install_hint(extra: str) -> str:
-    """What installs an extra: the distribution is not in the package registry, so it comes from the sources. torch is
-    installed before the rest, and alone: else pip may take a build with gigabytes of CUDA."""
-    torch = "pip install -c constraints.txt torch (docs/tutorial.md says which build), then "
-    return f"in this project's folder, {torch if 'convert' in extra else ''}pip install '.[{extra}]'"
+    """What installs an extra: the distribution is not in the package registry, so it comes from the sources. What needs
+    torch gets an environment of its own, as the tutorial has it: torch is installed before the rest, and alone, else
+    pip may take a build with gigabytes of CUDA."""
+    if "convert" not in extra:
+        return f"in this project's folder, pip install '.[{extra}]'"
+    pip = ".venv-convert/bin/pip install"
+    return (
+        "it belongs in an environment of its own; in this project's folder, python3 -m venv .venv-convert, then "
+        f"{pip} -c constraints.txt torch (docs/tutorial.md says which build), then "
+        f"{pip} -c constraints.txt '.[{extra}]', and call .venv-convert/bin/beamline"
+    )
 
 
 def needed(error: ModuleNotFoundError) -> str | None:

@@ -58,15 +58,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    typical = [] if arguments.calibrate is None else _typical(arguments.calibrate)
+    if arguments.target == "tensorrt":
+        what_to_build(arguments)  # refused now, not after the conversion
+    try:
+        folder = _convert(arguments, typical)
+    except KeyboardInterrupt:
+        print("beamline: interrupted: nothing was written", file=sys.stderr)
+        raise
+    return build_folder(folder, arguments) if arguments.target == "tensorrt" else 0
+
+
+def _convert(arguments: argparse.Namespace, typical: list[str]) -> Path:
+    """The version's folder."""
     from tqdm import tqdm
 
     from beamline.converters.checkpoints.source import OwnFiles
     from beamline.converters.conversion import STEPS  # torch takes seconds to import: only once it is really needed
     from beamline.converters.families import any_converter_for
 
-    typical = [] if arguments.calibrate is None else _typical(arguments.calibrate)
-    if arguments.target == "tensorrt":
-        what_to_build(arguments)  # refused now, not after the conversion
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an exception, so that nothing half-made is left
     visible = sys.stderr.isatty()
     with tqdm(total=len(STEPS), unit="step", file=sys.stderr, disable=not visible, leave=False) as bar:
@@ -94,12 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
             each=each,
             grid=arguments.grid,
         )
+    folder: Path = arguments.repo / manifest.name / str(manifest.version)
     size = manifest.weights.bytes / 2**20
-    print(f"{arguments.repo / manifest.name / str(manifest.version)}: {manifest.family}, {size:,.1f} MiB of weights")
+    print(f"{folder}: {manifest.family}, {size:,.1f} MiB of weights")
     print(certificate.table())
-    if arguments.target == "tensorrt":
-        return build_folder(arguments.repo / manifest.name / str(manifest.version), arguments)
-    return 0
+    return folder
 
 
 def _typical(path: Path) -> list[str]:

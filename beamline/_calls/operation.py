@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar
 
 from beamline.errors import (
     BeamlineError,
+    DeadlinePassed,
     Forbidden,
     InternalError,
     InvalidItem,
     InvalidRequest,
     ModelNotFound,
     Unauthenticated,
+    Unavailable,
     Unimplemented,
 )
 
@@ -105,7 +107,11 @@ class Operation(Generic[Answer]):
         return found
 
     def ordered(self, found: Mapping[int, Any]) -> Any:
-        """One answer, or the list of them, as the overloads of the methods say."""
+        """One answer, or the list of them, as the overloads of the methods say. Raises what kept every item from being
+        answered."""
+        sent = [found[index] for index, item in enumerate(self.items) if not isinstance(item, InvalidItem)]
+        if sent and all(isinstance(each, Unavailable | DeadlinePassed) for each in sent):
+            raise sent[0]
         answers = [found[index] for index in range(len(self.items))]
         return answers[0] if self.single else answers
 

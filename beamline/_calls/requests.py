@@ -119,6 +119,9 @@ _ENUMS: dict[str, dict[Any, int]] = {
 }
 
 
+_AT_LEAST_ONE = ("beam_size", "num_hypotheses", "n", "max_length", "max_tokens")
+
+
 def set_field(message: Any, name: str, value: Any) -> None:
     try:
         if name in _ENUMS:
@@ -142,6 +145,8 @@ def _kind(message: Any, name: str) -> str:
         return "a mapping of token ids to numbers"
     if name == "stop":
         return "a text, or a list of texts"
+    if name in _AT_LEAST_ONE:
+        return "a whole number from 1 on, as far as the model allows"
     field = message.DESCRIPTOR.fields_by_name[name]
     kind = {
         field.TYPE_UINT32: "a whole number from 0 to 4294967295",

@@ -74,12 +74,14 @@ def train(steps: int = 300) -> TownModel:
     longest = max(map(len, rows))
     tokens = torch.tensor([row + [-1] * (longest - len(row)) for row in rows])
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(steps):
+    for step in range(steps):
         logits = model(tokens[:, :-1].clamp(min=0))
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if step % 100 == 99:
+            print(f"step {step + 1} of {steps}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 
 
@@ -95,4 +97,5 @@ def write(model: TownModel, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # so small a model: threads would wait for each other, on a busy machine for minutes
     write(train(), Path(sys.argv[1]))

@@ -28,7 +28,7 @@ HELP = "measure translation quality (BLEU, chrF) against references"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, required=True, metavar="F", help="the lines to translate")
     parser.add_argument("--reference", type=Path, required=True, metavar="F", help="their translations, line by line")
-    parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
+    parser.add_argument("--beam", "--beam-size", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument("--output", type=Path, metavar="F", help="write the translations there")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_languages(parser)

@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="with --chat: what the model is told before")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="answers (%(default)s)")
     for name, text in _WHOLE.items():
-        parser.add_argument(_flag(name), type=int, metavar="N", help=text)
+        also = ["--beam"] if name == "beam_size" else []  # as `beamline translate` has it
+        parser.add_argument(_flag(name), *also, type=int, metavar="N", help=text)
     for name, text in _REAL.items():
         parser.add_argument(_flag(name), type=float, metavar="X", help=text)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this; repeatable")

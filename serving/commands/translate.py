@@ -25,15 +25,23 @@ _SAMPLING: dict[str, tuple[type[int] | type[float], str]] = {
     "min_p": (float, "and from none less likely than this share of the likeliest"),
     "seed": (int, "the same one gives the same samples"),
 }
+_SEARCH: dict[str, tuple[type[int] | type[float], str]] = {
+    "length_penalty": (float, "above 0: longer translations; below: shorter ones"),
+    "max_length": (int, "at most so many tokens, with those at the start and the end"),
+    "no_repeat_ngram_size": (int, "no X tokens twice in this order; 0: off"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
     add_languages(parser)
-    parser.add_argument("--beam", type=int, metavar="N", help="beam size (default: the model's)")
+    parser.add_argument("--beam", "--beam-size", type=int, metavar="N", help="beam size (default: the model's)")
     parser.add_argument(
         "--nbest", type=int, metavar="N", help="hypotheses per text, one per line; texts are not split then"
     )
+    for name, (kind, text) in _SEARCH.items():
+        said = f"{text} (default: the model's)"
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help=said)
     sampling = parser.add_argument_group("sampling", "translations that are drawn; --nbest says how many")
     for name, (kind, text) in _SAMPLING.items():
         sampling.add_argument("--" + name.replace("_", "-"), type=kind, metavar="X", help=text)
@@ -74,7 +82,7 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
         options["return_scores"] = True
     if args.beam is not None:
         options["beam_size"] = args.beam
-    options |= {name: value for name in _SAMPLING if (value := getattr(args, name)) is not None}
+    options |= {name: value for name in (*_SEARCH, *_SAMPLING) if (value := getattr(args, name)) is not None}
     if args.target_prefix is not None:
         options["target_prefix"] = args.target_prefix
     if args.nbest is not None:

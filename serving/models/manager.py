@@ -136,7 +136,10 @@ class ModelManager:
             repository = await self._scan()
             missing = sorted(self._only - self._known)
             if missing:
-                raise ModelError(f"the repository {self._root} has no model {missing[0]!r}: {_list(self._known)}")
+                there = _list(self._known)
+                raise ModelError(f"the repository {self._root} has no model {missing[0]!r}; it has {there}")
+            if not may_be_empty:  # refused now, not after all of them are loaded
+                self._models.check_default({*self._known, *self._fakes})
             for name in repository.folders:
                 if self._is_wanted(name):
                     with suppress(ModelUnavailable):  # listed and logged

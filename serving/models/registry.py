@@ -21,6 +21,11 @@ Model = Writer | PooledModel
 Kinds = tuple[type[Translator] | type[Generator] | type[PooledModel], ...]
 
 _MOST_NAMES = 20  # in an error message
+_DOES: dict[Kinds | None, str] = {
+    (Translator,): "translates",
+    (Generator,): "continues a prompt",
+    (PooledModel,): "classifies or embeds",
+}
 
 
 class _Served:
@@ -75,9 +80,12 @@ class Models:
         names no model is not answered by another one."""
         self._preferred = tuple(names)
 
-    def check_default(self) -> None:
-        if self._default is not None and self._default not in self._by_name:
-            raise ModelNotFound(f"the default model {self._default!r} is not among the loaded ones: {self._names()}")
+    def check_default(self, known: Iterable[str] | None = None) -> None:
+        """`known`: what there is to load, before that is done."""
+        names = list(self._by_name) if known is None else sorted(known)
+        if self._default is not None and self._default not in names:
+            which = "loaded ones" if known is None else "repository's"
+            raise ModelNotFound(f"the default model {self._default!r} is not among the {which}: {_some(names)}")
 
     def __iter__(self) -> Iterator[Writer]:
         """Those that write text, by name, then by version."""
@@ -189,7 +197,7 @@ class Models:
 
     def _default_name(self, kinds: Kinds | None) -> str:
         """The default, if it is of such a kind, or the only one that is; for any kind, the only one that writes, or at
-        all. Where none translates, or none continues a prompt, what writes is found, which then says what it does."""
+        all. Where it is not of the kind, the only one that writes is found, which then says what it does."""
         default = self._default or next((name for name in self._preferred if name in self._by_name), None)
         if default is not None and (default not in self._by_name or self._is(default, kinds)):
             return default
@@ -198,10 +206,10 @@ class Models:
             raise self._unavailable(absent[0])
         writers = [name for name in self._by_name if self._is(name, (Translator, Generator))]
         names = [name for name in self._by_name if self._is(name, kinds)] if kinds else writers or list(self._by_name)
-        if not names and not pooled:
-            names = [default] if default in writers else writers
+        if not names and not pooled and len(writers) == 1:
+            names = writers
         if not names:
-            raise self._none_served(pooled)
+            raise self._none_served(_DOES.get(kinds, "writes text"))
         if len(names) != 1:
             raise ModelNotFound(
                 f"the request names no model, and there are several: {_some(names)}; "
@@ -209,13 +217,12 @@ class Models:
             )
         return names[0]
 
-    def _none_served(self, pooled: bool) -> ModelNotFound | ModelUnavailable:
+    def _none_served(self, does: str) -> ModelNotFound | ModelUnavailable:
         """For a call that names no model, where none that is served can answer it. What one that is not served could do
         is not known here: it may be what the caller wants."""
         absent = [name for name in self._absent if name not in self._by_name]
         if len(absent) == 1:
             return self._unavailable(absent[0])
-        does = "classifies or embeds" if pooled else "writes text"
         if absent:
             return ModelUnavailable(f"no model that {does} is served now; not served are {_some(absent)}: name one")
         if not self._by_name:

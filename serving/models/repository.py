@@ -22,6 +22,7 @@ from beamline.serving.contract.manifest import MANIFEST_FILE, AnyManifest, read_
 from beamline.serving.errors import ManifestError, ModelError, ModelNotFound
 
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
+_AGAIN = ": copy the version again, or convert it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +201,10 @@ def verify(folder: Path, manifest: AnyManifest) -> None:
             raise ModelError(f"{folder / name} can't be read: {error.strerror}") from error
     size = (folder / weights.file).stat().st_size
     if size != weights.bytes:
-        raise ModelError(f"{folder / weights.file} has {size} bytes; the manifest says {weights.bytes}")
+        raise ModelError(f"{folder / weights.file} has {size} bytes; the manifest says {weights.bytes}{_AGAIN}")
     for name, expected in hashes.items():
         if _sha256(folder / name) != expected:
-            raise ModelError(f"{folder / name} is corrupt: its sha256 is not the manifest's")
+            raise ModelError(f"{folder / name} is corrupt: its sha256 is not the manifest's{_AGAIN}")
 
 
 def _sha256(path: Path) -> str:

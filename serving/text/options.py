@@ -31,12 +31,12 @@ _EARLY_STOPPING: dict[int, bool | Literal["never"]] = {
 }
 
 
-def whole(asked: Options, name: str, default: int, lowest: int, highest: int) -> int:
+def whole(asked: Options, name: str, default: int, lowest: int, highest: int, who: str = "this model") -> int:
     if not asked.HasField(name):
         return default
     value: int = getattr(asked, name)
     if not lowest <= value <= highest:
-        raise InvalidRequest(f"{name} is {value}; this model allows {lowest} to {highest}")
+        raise InvalidRequest(f"{name} is {value}; {who} allows {lowest} to {highest}")
     return value
 
 
@@ -226,7 +226,8 @@ def generation_options(asked: pb.GenerationOptions, card: ModelCard, prompt_leng
     default = min(_default_length(asked, defaults, prompt_length, room), room)
     if card.most_entries is not None:  # a default gives way; a length that was asked for is refused by the engine
         default = max(1, min(default, (card.most_entries - prompt_length) // beam_size))
-    max_tokens = whole(asked, "max_tokens", default, 1, room)
+    who = f"a prompt of {prompt_length} tokens, in a context of {limits.max_target_length},"
+    max_tokens = whole(asked, "max_tokens", default, 1, room, who)
     min_tokens = asked.min_tokens
     if not asked.HasField("min_tokens"):  # a default gives way
         min_tokens = min(max(defaults.min_new_tokens, defaults.min_length - prompt_length, 0), max_tokens)

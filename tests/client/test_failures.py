@@ -50,8 +50,8 @@ class TestDeadlinesAndCancellation:
             with pytest.raises(DeadlinePassed):
                 await client("translate", ["a"] * 40, timeout=0.3)
             await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
-            answers = await client("translate", ["a"] * 40, timeout=0.3, return_errors=True)
-            assert [type(answer) for answer in answers] == [DeadlinePassed] * 40
+            with pytest.raises(DeadlinePassed):  # so for every item
+                await client("translate", ["a"] * 40, timeout=0.3, return_errors=True)
 
     async def test_a_cancelled_task_cancels_its_calls(self) -> None:
         engine = EngineDouble(held=True)
@@ -277,6 +277,8 @@ class TestWhatIsThere:
             "nothing answers at 127.0.0.1:1: start a server with `beamline serve`, "
             "or say where it is (target, --target or BEAMLINE_TARGET)"
         )
+        with pytest.raises(Unavailable, match="nothing answers"):
+            await caller("127.0.0.1:1", retries=0)("translate", ["a", 3.5, "b"], return_errors=True)
         with pytest.raises(Unavailable, match="nothing answers"):
             await caller("127.0.0.1:1", retries=0).pieces("translate_stream", "a")
 

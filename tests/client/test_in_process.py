@@ -143,7 +143,7 @@ class TestAnswers:
             assert one.labels == model.classify("good").labels
             assert other.model == "mood"
             assert model.embed("good").values == pytest.approx(model.embed(["good", "bad"])[0].values)
-            with pytest.raises(ModelNotFound, match="no model here writes text; there is mood"):
+            with pytest.raises(ModelNotFound, match="no model here translates; there is mood"):
                 model.translate("good")
 
 
@@ -183,8 +183,8 @@ class TestFailures:
             with pytest.raises(DeadlinePassed, match=r"timeout of 0\.2 s"):
                 await model("translate", given, timeout=0.2)
             await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
-        answers = await model("translate", ["a"] * 40, timeout=0.2, return_errors=True)
-        assert [type(answer) for answer in answers] == [DeadlinePassed] * 40
+        with pytest.raises(DeadlinePassed):
+            await model("translate", ["a"] * 40, timeout=0.2, return_errors=True)
         with pytest.raises(DeadlinePassed):
             await model.pieces("translate_stream", "a", timeout=0.2)
         await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))

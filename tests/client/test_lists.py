@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from beamline import types
+from beamline import AsyncClient, Client, load, types
 from beamline.errors import InternalError, InvalidItem, InvalidRequest, ModelNotFound
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.request import Request
@@ -130,8 +130,9 @@ async def test_prompts_too(caller: MakeCaller) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"beam_size": -1}, "beam_size is -1; it must be a whole number from 0 to 4294967295"),
-        ({"beam_size": "4"}, "beam_size is '4'; it must be a whole number from 0 to 4294967295"),
+        ({"beam_size": -1}, "beam_size is -1; it must be a whole number from 1 on, as far as the model allows"),
+        ({"beam_size": "4"}, "beam_size is '4'; it must be a whole number from 1 on, as far as the model allows"),
+        ({"top_k": -1}, "top_k is -1; it must be a whole number from 0 to 4294967295"),
         ({"length_penalty": "long"}, "length_penalty is 'long'; it must be a number"),
         ({"early_stopping": "soon"}, "early_stopping is 'soon'; it must be one of False, True, 'never'"),
         ({"suppress_tokens": [-1]}, "suppress_tokens is [-1]; it must be a list of token ids, each a whole number"),
@@ -148,6 +149,14 @@ async def test_a_wrong_option_is_named_before_anything_is_sent(
     with pytest.raises(InvalidRequest) as found:
         await client("translate", "a", **options)
     assert str(found.value).startswith(sentence)
+
+
+def test_an_unknown_argument_is_a_type_error_that_says_what_is_known() -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(TypeError, match=rf"^{kind.__name__}\(\) got .* 'host'; it knows target, token, tls, "):
+            kind(host="localhost")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^load\(\) got .* 'inter_threads'; it knows path, version, "):
+        load("model_repo/en-de", inter_threads=2)  # type: ignore[call-arg]
 
 
 async def test_an_unknown_option_is_a_type_error_that_says_what_is_known(caller: MakeCaller) -> None:

@@ -114,6 +114,13 @@ def imported_by(code: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
+def test_a_python_without_what_it_needs_is_told_what_to_do() -> None:
+    code = "import sys; sys.modules['grpc'] = None\nfrom beamline import Client"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    said = f"ModuleNotFoundError: beamline.Client needs grpc, which is not installed for {sys.executable}: call the "
+    assert done.stderr.splitlines()[-1].startswith(said)
+
+
 def test_importing_beamline_is_light() -> None:
     assert imported_by("import beamline; beamline.__all__; dir(beamline)").isdisjoint(HEAVY)
     assert imported_by("from beamline import BeamlineError").isdisjoint(set(HEAVY) - {"beamline.serving"})

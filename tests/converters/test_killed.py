@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from beamline.converters import command
 from beamline.converters.families import converter_for
-from beamline.serving.cli import INTERRUPTED
+from beamline.serving.cli import INTERRUPTED, main
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.models.repository import scan, verify
@@ -36,6 +37,19 @@ def converting(source: Path, repository: Path) -> Iterator[subprocess.Popen[byte
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_interrupted_one_says_that_nothing_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("beamline.converters.families.any_converter_for", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handler would stay behind the test
+    arguments = ["convert", "x", "--name", "de", "--repo", str(tmp_path)]
+    assert main(arguments, {"convert": lambda: command}) == INTERRUPTED
+    assert capsys.readouterr().err == "beamline: interrupted: nothing was written\n"
 
 
 def ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -92,8 +92,9 @@ def test_a_command_without_its_extra_says_what_to_install(capsys: pytest.Capture
     assert main(["convert", "x"], commands()) == 2
     assert capsys.readouterr().err == (
         "beamline: beamline convert needs torch, which is not installed: "
-        "in this project's folder, pip install -c constraints.txt torch (docs/tutorial.md says which build), "
-        "then pip install '.[cpu,convert]'\n"
+        "it belongs in an environment of its own; in this project's folder, python3 -m venv .venv-convert, "
+        "then .venv-convert/bin/pip install -c constraints.txt torch (docs/tutorial.md says which build), "
+        "then .venv-convert/bin/pip install -c constraints.txt '.[cpu,convert]', and call .venv-convert/bin/beamline\n"
     )
 
 

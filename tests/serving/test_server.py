@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
-from beamline.serving.errors import BeamlineError, ModelError
+from beamline.serving.errors import BeamlineError, ModelError, ModelNotFound
 from beamline.serving.models.loader import Observe
 from beamline.serving.server import Server
 from tests.serving.disk import write_version
@@ -184,6 +184,14 @@ async def test_the_newest_of_each_model_is_served_and_broken_ones_are_reported(
     assert len(problems) == 2
     assert any("de/3/weights.bin" in problem for problem in problems)
     assert any("half/1/manifest.json" in problem for problem in problems)
+
+
+async def test_a_default_that_is_not_there_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
+    write_version(tmp_path, "de")
+    engines = EngineDoubles()
+    with pytest.raises(ModelNotFound, match="the default model 'nope' is not among the repository's: de"):
+        await Server(replace(ANY_PORT, repository=tmp_path, default_model="nope"), engines.makers).start()
+    assert engines.loaded == []
 
 
 async def test_all_versions_on_request(tmp_path: Path) -> None:

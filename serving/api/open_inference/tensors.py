@@ -14,6 +14,7 @@ from beamline.serving.errors import InvalidRequest
 
 _INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4"}
 _CONTENTS = {"INT32": "int_contents", "INT64": "int64_contents", "UINT32": "uint_contents", "BYTES": "bytes_contents"}
+_DATATYPES = {"text": "BYTES", "token_ids": "INT32, INT64 or UINT32"}  # of the inputs that there are
 _LENGTH = struct.Struct("<I")
 # Beyond any request that a model could take; they are checked before anything is allocated.
 _MAX_TENSORS = 8
@@ -51,7 +52,8 @@ def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
         raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MAX_AXES} are allowed")
     shape = tuple(tensor.shape)
     if tensor.datatype not in _CONTENTS:
-        raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; known are {', '.join(_CONTENTS)}")
+        allowed = _DATATYPES.get(tensor.name, ", ".join(_CONTENTS))
+        raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; it must be {allowed}")
     if "shared_memory_region" in tensor.parameters:
         raise InvalidRequest(f"{where} lies in shared memory, which this server does not read; send its contents")
     if any(size < 0 for size in shape):

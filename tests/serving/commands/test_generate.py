@@ -68,7 +68,7 @@ async def test_tokens_appear_as_they_come(monkeypatch: pytest.MonkeyPatch) -> No
     ("arguments", "sentence"),
     [
         (["x", "--system", "y"], "--system needs --chat"),
-        (["x", "--max-tokens", "-1"], "max_tokens is -1; it must be a whole number from 0 to"),
+        (["x", "--max-tokens", "-1"], "max_tokens is -1; it must be a whole number from 1 on"),
         (["x", "--top-p", "2"], "top_p is 2; it must be above 0, up to 1 (off)"),
     ],
 )

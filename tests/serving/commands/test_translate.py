@@ -82,6 +82,16 @@ async def test_samples(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a beam search does not sample" in capsys.readouterr().err
 
 
+async def test_the_search(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = EngineDouble()
+    search = ["--length-penalty", "0.5", "--max-length", "9", "--no-repeat-ngram-size", "3"]
+    assert await ask(engine, "--beam-size", "2", *search, "a") == 0
+    options = engine.submitted[0].options
+    assert options is not None
+    assert (options.beam_size, options.length_penalty, options.max_length) == (2, 0.5, 9)
+    assert options.no_repeat_ngram_size == 3
+
+
 async def test_a_refusal_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert await ask(EngineDouble(), "--beam", "9", "a") == 2
     assert capsys.readouterr().err == "beamline: beam_size is 9; this model allows 1 to 8\n"

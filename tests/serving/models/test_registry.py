@@ -52,8 +52,10 @@ def test_an_empty_name_is_the_only_model_that_does_what_is_asked_for() -> None:
     with pytest.raises(ModelNotFound, match=r"there are several: lm, other; name one"), models.use_generator("", ""):
         pass
     alone = Models([model("de"), model("fr")], default="de")
-    with pytest.raises(InvalidRequest, match="model 'de' is no language model"), alone.use_generator("", ""):
-        pass
+    with pytest.raises(ModelNotFound, match="no model here continues a prompt; there is de, fr"):
+        alone.use_generator("", "").__enter__()
+    with pytest.raises(InvalidRequest, match="model 'de' is no language model"):
+        Models([model("de")]).use_generator("", "").__enter__()
 
 
 def test_a_call_without_a_name_is_told_why_nobody_can_answer() -> None:

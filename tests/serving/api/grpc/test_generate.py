@@ -116,7 +116,7 @@ async def test_limits_of_length() -> None:
     assert short.generations[0].text == "Gr"  # the third byte is half a character
     assert short.generations[0].finish_reason == pb.FINISH_REASON_LENGTH
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == "max_tokens is 5000; this model allows 1 to 4072"
+    assert error.details() == "max_tokens is 5000; a prompt of 26 tokens, in a context of 4098, allows 1 to 4072"
     assert "this model reads at most 4096" in (long.details() or "")
 
 

@@ -128,7 +128,7 @@ async def test_a_model_that_does_not_write(pooled_repository: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="writes no text: it classifies or embeds") as caught:
             await stub.Translate(pb.TranslateRequest(model="mood", inputs=[pb.Input(text="a")]))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError, match="no model here writes text; there is"):
+        with pytest.raises(grpc.aio.AioRpcError, match="no model here translates; there is"):
             await stub.Translate(pb.TranslateRequest(inputs=[pb.Input(text="a")]))
         with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'x' here; there is mood") as caught:
             await stub.Embed(pb.EmbedRequest(model="x", inputs=[pb.Input(text="a")]))

@@ -217,7 +217,7 @@ MISTAKES: list[tuple[oip.ModelInferRequest, str]] = [
     (oip.ModelInferRequest(), "must have one input, 'text' or 'token_ids'; it has none"),
     (broken(name="words"), "it has words"),
     (twice(), "two inputs with one name"),
-    (broken(datatype="FP32"), "datatype 'FP32'; known are INT32, INT64, UINT32, BYTES"),
+    (broken(datatype="FP32"), "datatype 'FP32'; it must be BYTES"),
     (broken(datatype="INT64"), "has 0 INT64 elements, but shape [1] needs 1"),
     (broken(shape=[2]), "has 1 BYTES elements, but shape [2] needs 2"),
     (broken(shape=[-1]), "sizes must be 0 or more"),
