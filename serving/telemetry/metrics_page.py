@@ -15,6 +15,11 @@ A *request* is one sequence in the engine: a text (decoded, scored or read), or 
 is what a client sends. Where several versions of a model are served at once, the label `model` is `name/version`.
 Histograms have the usual `_bucket`, `_sum` and `_count`; times are in seconds.
 
+A *slot* holds one request while it is decoded ([glossary](glossary.md)). A short queue now and then is what fills the
+slots; one that stays longer than there are slots (`beamline_queue_length` above `beamline_slots` for minutes) means
+that more is asked for than is decoded. [Alerts](fleet.md) for this and for what else can go wrong are in
+`container/prometheus-rules.yml`.
+
 """
 
 # Written here, and not taken from the APIs, which telemetry knows nothing of; a test compares.
