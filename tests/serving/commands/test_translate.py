@@ -211,7 +211,7 @@ def test_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     commands: Any = {"translate": lambda: translate}
     repository = str(ROOT / "model_repo")
     assert main(["translate", "--repo", repository, "Open."], commands) == 0
-    assert capsys.readouterr().out == "Öffnen.\n"
+    assert capsys.readouterr().out == "Öffnen Sie.\n"
     prefixed = ["translate", "--repo", repository, "--target-prefix", "Die", "--timeout", "60", "Save the file."]
     assert main(prefixed, commands) == 0
     assert capsys.readouterr().out.startswith("Die ")
