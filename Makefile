@@ -136,9 +136,9 @@ chaos: $(DEV)/.ready  ## Kill, reload, cancel, overload and feed garbage to a se
 bench: $(DEV)/.ready  ## Compare speed with CTranslate2 and Hugging Face (long)
 	$(DEV)/bin/python -m tests.benchmarks $(BENCH_ARGS)
 
-# MODEL=en-de RUN=OUT DATA=DATA, as examples/translation/README.md says.
+# MODEL=en-de RUN=OUT DATA=DATA, and PRECISION=float32 for en-de-gru, as examples/translation/README.md says.
 ship: $(DEV)/.ready  ## Convert, measure and ship what examples/translation trained
-	$(DEV)/bin/python -m examples.translation.ship $(MODEL) --run $(RUN) --data $(DATA)
+	$(DEV)/bin/python -m examples.translation.ship $(MODEL) --run $(RUN) --data $(DATA) $(if $(PRECISION),--precision $(PRECISION))
 
 # From an empty build/: setuptools would pack what an older build left there.
 wheel: $(DEV)/.ready  ## Build the wheel, beamline_serving-*.whl, into dist/

@@ -273,9 +273,10 @@ def test_the_description_knows_every_method_that_answers_in_json() -> None:
     options = api["components"]["schemas"]["DecodingOptions"]["properties"]
     beams, penalty = {**options["beam_size"]}, {**options["length_penalty"]}
     assert (beams.pop("description"), bool(penalty.pop("description"))) == ("1: greedy", True)
-    assert beams == {"type": "integer", "minimum": 1, "maximum": 2**32 - 1}
-    assert penalty == {"type": "number", "format": "float", "minimum": -10, "maximum": 10}
-    assert "EARLY_STOPPING_NEVER" in options["early_stopping"]["enum"]
+    assert beams == {"type": ["integer", "null"], "minimum": 1, "maximum": 2**32 - 1}
+    assert penalty == {"type": ["number", "null"], "format": "float", "minimum": -10, "maximum": 10}
+    assert {"EARLY_STOPPING_NEVER", None} <= set(options["early_stopping"]["enum"])
+    assert api["components"]["schemas"]["Hypothesis"]["properties"]["text"]["type"] == "string"  # an answer's
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
