@@ -69,5 +69,5 @@ def copies_summary(strings: Sequence[str], translations: Sequence[str]) -> str:
     share = f"{len(strings) - len(changed)} of {len(strings)} strings come through as they are."
     if not changed:
         return share
-    rows = [f"| `{cell(string)}` | `{cell(translation)}` |" for string, translation in changed]
-    return "\n".join([share, "", "| changed | to |", "|---|---|", *rows])
+    rows = [f"{string}  ->  {translation}" for string, translation in changed]
+    return "\n".join([f"{share} The others are changed:", "", "```text", *rows, "```"])

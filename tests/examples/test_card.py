@@ -77,4 +77,4 @@ def test_visitors_are_counted_by_what_a_reader_said(tmp_path: Path) -> None:
 
 def test_strings_that_are_changed_are_named() -> None:
     assert copies_summary(["%s", "a|b"], ["%s", "a|b"]) == "2 of 2 strings come through as they are."
-    assert copies_summary(["%s", "a|b"], ["%s", "c"]).endswith("| `a\\|b` | `c` |")
+    assert copies_summary(["%s", "a|b"], ["%s", "c"]).endswith("```text\na|b  ->  c\n```")
