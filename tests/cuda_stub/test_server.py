@@ -25,7 +25,7 @@ LINES = ["Save the file.", "Click the button to go on with the next page of the 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     for name, folder in (("en-de", EN_DE), ("en-de-gru", EN_DE_GRU)):
-        shutil.copytree(folder, tmp_path / "repository" / name / "3")
+        shutil.copytree(folder, tmp_path / "repository" / name / folder.name)
     return tmp_path / "repository"
 
 

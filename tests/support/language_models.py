@@ -163,13 +163,14 @@ class ConvertedLanguageModel:
     manifest: Manifest
 
 
-def convert_language_model(shape: LanguageShape, folder: Path) -> ConvertedLanguageModel:
-    """As version 1 of a model with the shape's name, in `folder / "repository"`."""
-    fixture_cache().fill(folder, write_converted, shape=shape)
+def convert_language_model(shape: LanguageShape, folder: Path, grid: str = "whole") -> ConvertedLanguageModel:
+    """As version 1 of a model with the shape's name, in `folder / "repository"`. `grid`: how much its certificate
+    compares."""
+    fixture_cache().fill(folder, write_converted, shape=shape, grid=grid)
     version = folder / "repository" / shape.name / "1"
     return ConvertedLanguageModel(shape.original(), folder / "source", version, read_manifest(version))
 
 
-def write_converted(folder: Path, shape: LanguageShape) -> None:
+def write_converted(folder: Path, shape: LanguageShape, grid: str = "whole") -> None:
     source = write_language_model(folder / "source", shape)
-    converter_for(source).convert(shape.name, folder / "repository")
+    converter_for(source).convert(shape.name, folder / "repository", grid=grid)

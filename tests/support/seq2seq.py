@@ -307,4 +307,4 @@ def convert_seq2seq(shape: Seq2SeqShape, folder: Path) -> ConvertedSeq2Seq:
 
 def write_converted(folder: Path, shape: Seq2SeqShape) -> None:
     source = write_seq2seq(folder / "source", shape)
-    converter_for(source).convert(shape.name, folder / "repository")
+    converter_for(source).convert(shape.name, folder / "repository", grid="quick")  # the tests compare more themselves

@@ -25,7 +25,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """The shape that a test is parametrized with, once per process."""
     shape = cast(LanguageShape, request.param)
     if shape.name not in _converted:
-        _converted[shape.name] = convert_language_model(shape, tmp_path_factory.mktemp(shape.name))
+        _converted[shape.name] = convert_language_model(shape, tmp_path_factory.mktemp(shape.name), grid="quick")
     return _converted[shape.name]
 
 
