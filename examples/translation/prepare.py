@@ -31,10 +31,9 @@ from examples.translation.augment import (
     without_question_mark,
 )
 from examples.translation.data import read_lines
-from examples.translation.first_words import COPIES as COPIED
-from examples.translation.first_words import FOLDER, VISITORS, read_pairs
+from examples.translation.first_words import COPIES, FOLDER, VISITORS, read_pairs
 
-COPIES, FILLED = 60_000, 30_000
+COPIED_LINES, FILLED_LINES = 60_000, 30_000
 EVERYDAY_ORIGINS = ("ding-phrase", "phrases", "wesnoth")  # beside the archive's own: people talk like that
 DICTIONARY = "ding"  # its entries are words, abbreviations and grammar: not to be varied
 # how many of the pairs get a copy of each kind: (of everyday language, of other text)
@@ -109,7 +108,7 @@ def prepare(text: Path, everyday: Path, out: Path, source: str, target: str, see
         f"{name}-valid": pairs_of(theirs, f"{name}-valid", source, target, name),
     }
     lines = {line for pairs in held_out.values() for pair in pairs for line in pair[:2]}
-    lines |= set(read_lines(COPIED))
+    lines |= set(read_lines(COPIES))
     visitors = {comparable(sentence) for sentence, _ in read_pairs(VISITORS)}
 
     def allowed(pair: Pair) -> bool:
@@ -123,8 +122,8 @@ def prepare(text: Path, everyday: Path, out: Path, source: str, target: str, see
     random = Random(seed)
     made = [
         *augmented(pairs, (name, *EVERYDAY_ORIGINS), random),
-        *copies(random, COPIES),
-        *filled(random, templates, FILLED),
+        *copies(random, COPIED_LINES),
+        *filled(random, templates, FILLED_LINES),
     ]
     kept = [pair for pair in tqdm([*pairs, *dict.fromkeys(made)], desc="check", disable=None) if allowed(pair)]
 
