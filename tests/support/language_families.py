@@ -57,7 +57,8 @@ ONE_EACH = (MISTRAL, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI4, SMOLLM3, OLMO2, PYTHIA,
 SHAPES = (
     *ONE_EACH,
     shape("mistral", "mistral-window-deep", **_THREE, sliding_window=7, num_key_value_heads=4),
-    shape("mistral", "mistral-one", sliding_window=1, num_key_value_heads=1, head_dim=12),
+    # Two, not one: of a window of one, transformers' cache keeps everything (its slice from -1 + 1 on).
+    shape("mistral", "mistral-narrow", sliding_window=2, num_key_value_heads=1, head_dim=12),
     shape("qwen2", "qwen2-window", **_THREE, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     shape(
         "qwen3", "qwen3-tied-biases", head_dim=8, num_key_value_heads=4, attention_bias=True, tie_word_embeddings=True
