@@ -27,6 +27,7 @@ _REQUIREMENTS = {
     "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
     "ray": ("ray.txt",),
     "schemathesis": ("schemathesis.txt",),
+    "triton_http": ("triton_http.txt",),  # its client over HTTP, which needs gevent
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
 _VARIABLES = {"llama_cpp.txt": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}
