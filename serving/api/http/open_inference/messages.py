@@ -258,7 +258,7 @@ def write_infer(response: oip.ModelInferResponse, call: InferCall) -> tuple[byte
     tail: list[bytes] = []
     for output in response.outputs:
         values = contents(output)
-        written = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        written: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
         if call.is_binary(output.name):
             tail.append(pack(output.datatype, values))
             written["parameters"] = {_SIZE: len(tail[-1])}
