@@ -56,17 +56,13 @@ def read_inputs(request: oip.ModelInferRequest) -> list[InputTensor]:
 
 def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> InputTensor:
     where = f"input {tensor.name[:40]!r}"
-    if len(tensor.shape) > _MAX_AXES:
-        raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MAX_AXES} are allowed")
     shape = tuple(tensor.shape)
+    size = element_count(where, shape)
     if tensor.datatype not in _MAX_ELEMENTS:
         allowed = _DATATYPES.get(tensor.name, ", ".join(_MAX_ELEMENTS))
         raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; it must be {allowed}")
     if "shared_memory_region" in tensor.parameters:
         raise InvalidRequest(f"{where} lies in shared memory, which this server does not read; send its contents")
-    if any(size < 0 for size in shape):
-        raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
-    size = math.prod(shape)
     if size > _MAX_ELEMENTS[tensor.datatype]:
         most = _MAX_ELEMENTS[tensor.datatype]
         raise InvalidRequest(f"{where} has shape {list(shape)}, {size} elements; at most {most} are allowed")
@@ -83,6 +79,15 @@ def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if tensor.datatype == "BYTES":
         return InputTensor(tensor.name, tensor.datatype, shape, bytes_values=tuple(values))
     return InputTensor(tensor.name, tensor.datatype, shape, int_values=tuple(values))
+
+
+def element_count(where: str, shape: Sequence[int]) -> int:
+    """Of a shape that a tensor may have; others are refused, before anything is computed of them."""
+    if len(shape) > _MAX_AXES:
+        raise InvalidRequest(f"{where} has {len(shape)} axes; at most {_MAX_AXES} are allowed")
+    if any(size < 0 for size in shape):
+        raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
+    return math.prod(shape)
 
 
 def contents(tensor: oip.ModelInferRequest.InferInputTensor | oip.ModelInferResponse.InferOutputTensor) -> Any:

@@ -7,7 +7,6 @@ the response is written.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from beamline.protos import open_inference_pb2 as oip
-from beamline.serving.api.open_inference.tensors import INTEGERS, contents, pack, unpack
+from beamline.serving.api.open_inference.tensors import INTEGERS, contents, element_count, pack, unpack
 from beamline.serving.errors import InvalidRequest
 
 HEADER_LENGTH = "inference-header-content-length"  # of the JSON, where tensors stand behind it
@@ -114,6 +113,7 @@ def _read_input(value: Any, where: str, tensor: oip.ModelInferRequest.InferInput
     shape = _typed(list, given.get("shape"), f"the shape of {where}", "a list of whole numbers")
     if not all(type(size) is int and size in _INT64 for size in shape):
         raise InvalidRequest(f"the shape of {where} must be a list of whole numbers")
+    count = element_count(where, shape)
     tensor.shape.extend(shape)
     parameters = _parameters(given, where)
     size = parameters.pop(_SIZE, None)
@@ -128,7 +128,7 @@ def _read_input(value: Any, where: str, tensor: oip.ModelInferRequest.InferInput
         raise InvalidRequest(f"{where} has {_SIZE} {_shown(size)}; it must be a whole number, 0 or more")
     raw = tail.take(where, size)
     if tensor.datatype == "BYTES" or tensor.datatype in INTEGERS:
-        contents(tensor).extend(unpack(where, tensor.datatype, raw, math.prod(shape)))
+        contents(tensor).extend(unpack(where, tensor.datatype, raw, count))
 
 
 def _data(given: dict[str, Any], where: str, shape: list[int]) -> list[Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf import json_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.api.http.open_inference import messages
@@ -87,6 +90,8 @@ WRONG: list[tuple[Any, bytes | None, str]] = [
     ({"inputs": [{**ONE, "shape": "1"}]}, None, "the shape of input 'text' is"),
     ({"inputs": [{**ONE, "shape": [True]}]}, None, "must be a list of whole numbers"),
     ({"inputs": [{**ONE, "shape": [2**63]}]}, None, "must be a list of whole numbers"),
+    ({"inputs": [{**ONE, "shape": [2**62] * 50_000}]}, None, "has 50000 axes; at most 4 are allowed"),
+    ({"inputs": [{**ONE, "shape": [-1]}]}, None, "sizes must be 0 or more"),
     ({"inputs": [ONE]}, None, "input 'text' has no data"),
     ({"inputs": [{**ONE, "data": "a"}]}, None, "the data of input 'text' is"),
     ({"inputs": [{**ONE, "data": [3]}]}, None, "element 0 of input 'text' is 3; it must be text"),
@@ -119,6 +124,24 @@ def test_what_is_wrong_is_said(body: Any, tail: bytes | None, sentence: str) -> 
     with pytest.raises(InvalidRequest) as refused:
         read_inputs(read(body, tail).message)
     assert sentence in str(refused.value)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+TENSORS = st.fixed_dictionaries(
+    {"name": st.just("text") | ANY, "shape": st.lists(st.integers(-1, 4), max_size=5) | ANY},
+    optional={"datatype": st.sampled_from(["BYTES", "INT64", "FP32"]) | ANY, "data": ANY, "parameters": ANY},
+)
+
+
+@given(st.fixed_dictionaries({"inputs": st.lists(TENSORS, max_size=2) | ANY}, optional={"outputs": ANY, "id": ANY}))
+@settings(max_examples=30, deadline=None)
+def test_whatever_comes_is_read_or_refused(body: Any) -> None:
+    with suppress(InvalidRequest):
+        read_inputs(read(body).message)
 
 
 def test_a_length_beyond_the_body_is_refused() -> None:
