@@ -111,7 +111,7 @@ class Server:
             app = service.gateway_app(service.operating_routes())
             await self._gateway.start(Framing(app, self.lifecycle, guard.count_refusal))
         manager = await service.load_models()
-        await self._grpc.start(service.inference, service.open_inference(manager), manager)
+        await self._grpc.start(service.inference, service.open_inference, manager)
         service.watch()
 
     async def answer_failed(self) -> None:

@@ -16,8 +16,9 @@ from starlette.routing import Route
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.http import operating
 from beamline.serving.api.http.app import gateway_app, operations_app
+from beamline.serving.api.http.call import Gateway
 from beamline.serving.api.inference import Inference
-from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.api.open_inference.methods import OpenInference
 from beamline.serving.config import ServeConfig
 from beamline.serving.engine.async_engine import fail_running
 from beamline.serving.errors import ModelError, ShuttingDown
@@ -50,8 +51,9 @@ class Service:
         self.lifecycle = Lifecycle(lambda: config.on_demand or bool(self.models.everything()))
         self.metrics = Metrics()
         self.workers = TextWorkers(config.max_pending_bytes)
-        self.inference = Inference(self.models, self.lifecycle, self.workers)
         self.manager: ModelManager | None = None  # from `load_models` on
+        self.inference = Inference(self.models, self.lifecycle, self.workers)
+        self.open_inference = OpenInference(self.models, self.managing, self.lifecycle, self.workers)
         self.failed = asyncio.Event()  # engines don't step any more: the process has to end
         self.when_failed: Callable[[], Awaitable[None]] = _nothing  # called before that is set
         self._tracing = tracing_of()
@@ -73,22 +75,23 @@ class Service:
 
     # -- the APIs ------------------------------------------------------------------------------------------------
 
-    def open_inference(self, manager: ModelManager) -> OpenInferenceServicer:
-        return OpenInferenceServicer(self.models, manager, self.lifecycle, self.guard, self.workers)
-
     def operations_app(self) -> Starlette:
         return operations_app(self.metrics, self.lifecycle, self.guard if self.config.metrics_need_token else None)
 
     def gateway_app(self, more: list[Route]) -> Starlette:
         """`more`: routes besides those of the models."""
         config = self.config
-        largest = (config.max_message_bytes, config.text.max_inputs)
-        return gateway_app(
-            self.inference, self.models, self.lifecycle, self.guard, *largest, config.write_seconds, more
-        )
+        gateway = Gateway(self.guard, self.lifecycle, self.workers, config.max_message_bytes, config.write_seconds)
+        return gateway_app(gateway, self.inference, self.open_inference, self.models, config.text.max_inputs, more)
 
     def operating_routes(self) -> list[Route]:
-        return operating.routes(lambda: self.manager, self.config.repository, self.metrics.history, self.guard)
+        return operating.routes(self.managing, self.config.repository, self.metrics.history, self.guard)
+
+    def managing(self) -> ModelManager:
+        """For APIs that answer before the models are loaded."""
+        if self.manager is None:
+            raise ShuttingDown("the server is loading its models; try again")
+        return self.manager
 
     # -- engines and models --------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from beamline.serving.api.grpc import services
 from beamline.serving.api.grpc.health import Health
+from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import Inference
-from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.api.open_inference.methods import OpenInference
 
 # Metadata of a failed call that a replica has answered: any other failure is Ray's own. Clients don't see it.
 ANSWERED = "x-beamline-answered"
@@ -32,11 +33,14 @@ class Registered:
 
 
 def handlers(
-    inference: Any = Inference, open_inference: Any = OpenInferenceServicer, health: Health | None = None
+    inference: Any = Inference,
+    open_inference: Any = OpenInference,
+    guard: Guard | None = None,
+    health: Health | None = None,
 ) -> dict[str, Any]:
     """By path. Without instances, of which a proxy has none, their behaviours can't be called."""
     registered = Registered()
-    services.add_to(registered, inference, open_inference, health or Health())
+    services.add_to(registered, inference, open_inference, guard, health or Health())
     return registered.handlers
 
 

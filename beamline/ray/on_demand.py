@@ -8,7 +8,7 @@ from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.api.inference import METHODS, Inference
-from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.api.open_inference.methods import OpenInference
 from beamline.serving.api.open_inference.streaming import Reply
 from beamline.serving.errors import Unimplemented
 
@@ -59,37 +59,39 @@ class OnDemand:
         return stream if METHODS[name].streams else unary
 
 
-class ReplicaOpenInference(OpenInferenceServicer):
-    """The open inference service of a replica: models are loaded first, and not changed by calls."""
+class ReplicaOpenInference(OpenInference):
+    """The open inference API of a replica: models are loaded first, and not changed by calls."""
 
     def __init__(self, ensure: Ensure, *parts: Any) -> None:
         super().__init__(*parts)
         self._ensure = ensure
 
-    async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Any) -> oip.ModelMetadataResponse:
+    async def ModelMetadata(
+        self, request: oip.ModelMetadataRequest, deadline: float | None
+    ) -> oip.ModelMetadataResponse:
         await self._ensure(request.name)
-        return await super().ModelMetadata(request, context)
+        return await super().ModelMetadata(request, deadline)
 
-    async def ModelConfig(self, request: oip.ModelConfigRequest, context: Any) -> oip.ModelConfigResponse:
+    async def ModelConfig(self, request: oip.ModelConfigRequest, deadline: float | None) -> oip.ModelConfigResponse:
         await self._ensure(request.name)
-        return await super().ModelConfig(request, context)
+        return await super().ModelConfig(request, deadline)
 
-    async def ModelInfer(self, request: oip.ModelInferRequest, context: Any) -> oip.ModelInferResponse:
+    async def ModelInfer(self, request: oip.ModelInferRequest, deadline: float | None) -> oip.ModelInferResponse:
         await self._ensure(request.model_name)
-        return await super().ModelInfer(request, context)
+        return await super().ModelInfer(request, deadline)
 
-    async def _replies(self, request: oip.ModelInferRequest, context: Any) -> AsyncGenerator[Reply]:
+    async def replies(self, request: oip.ModelInferRequest, deadline: float | None) -> AsyncGenerator[Reply]:
         await self._ensure(request.model_name)
-        async with aclosing(super()._replies(request, context)) as replies:
+        async with aclosing(super().replies(request, deadline)) as replies:
             async for reply in replies:
                 yield reply
 
     async def RepositoryModelLoad(
-        self, request: oip.RepositoryModelLoadRequest, context: Any
+        self, request: oip.RepositoryModelLoadRequest, deadline: float | None
     ) -> oip.RepositoryModelLoadResponse:
         raise Unimplemented(_SHARED)
 
     async def RepositoryModelUnload(
-        self, request: oip.RepositoryModelUnloadRequest, context: Any
+        self, request: oip.RepositoryModelUnloadRequest, deadline: float | None
     ) -> oip.RepositoryModelUnloadResponse:
         raise Unimplemented(_SHARED)

@@ -52,12 +52,13 @@ class Replica:
         self._manager = manager = await service.load_models()
         self._ensure = self._loading(application.models_per_replica) if config.on_demand else on_demand.anything
         service.inference = on_demand.OnDemand(service.inference, self._ensure)  # type: ignore[assignment]
-        parts = (service.models, manager, service.lifecycle, service.guard, service.workers)
+        parts = (service.models, service.managing, service.lifecycle, service.workers)
+        service.open_inference = on_demand.ReplicaOpenInference(self._ensure, *parts)
         health = Health()
         await health.begin(manager)
         interceptor = GuardInterceptor(service.guard, LateCalls(), service.workers.check, config.write_seconds)
-        servicer = on_demand.ReplicaOpenInference(self._ensure, *parts)
-        self._calls = Calls(handlers(service.inference, servicer, health), interceptor)
+        known = handlers(service.inference, service.open_inference, service.guard, health)
+        self._calls = Calls(known, interceptor)
         service.watch()
         self._reporting = asyncio.create_task(self._report())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -118,8 +118,8 @@ def _remaining(message: Message, few: int) -> int:
             few -= 1 + len(value) // 64
         elif field.message_type is not None:
             few -= len(value)
-            for each in value if few >= 0 else ():
-                few = _remaining(each, few)
+            for each in (value.values() if isinstance(value, Mapping) else value) if few >= 0 else ():
+                few = _remaining(each, few) if isinstance(each, Message) else few - 1
                 if few < 0:
                     break
         else:

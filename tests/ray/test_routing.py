@@ -76,9 +76,9 @@ class Ray:
 async def ray(request: pytest.FixtureRequest) -> AsyncIterator[tuple[InferenceStub, Ray]]:
     service = Service(application({"fake": True}).config)
     service.start_engines()
-    manager = await service.load_models()
+    await service.load_models()
     interceptor = GuardInterceptor(service.guard, LateCalls(), service.workers.check, None)
-    replica = Calls(handlers(service.inference, service.open_inference(manager), Health()), interceptor)
+    replica = Calls(handlers(service.inference, service.open_inference, service.guard, Health()), interceptor)
     server = grpc.aio.server()
     between = Ray(server, replica)
     getattr(request, "param", services)(object(), between)

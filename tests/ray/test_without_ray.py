@@ -6,15 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from beamline.ray.config import application
 from beamline.ray.methods import handlers, paths_by_name
 from beamline.ray.metrics import REPORT_SECONDS, Page
+from beamline.ray.on_demand import ReplicaOpenInference
 from beamline.ray.scaling import SLOTS, UTILIZATION, ByLoad
 from beamline.serving.api.inference import METHODS
 from beamline.serving.errors import BeamlineError
+from beamline.serving.service import Service
 
 
 class TestConfiguration:
@@ -53,6 +56,31 @@ def test_every_method_has_a_name_of_its_own_in_a_replica() -> None:
     assert "/inference.GRPCInferenceService/ModelInfer" in found
     assert "/grpc.health.v1.Health/Watch" not in found  # it would never end
     assert all(found[path] for path in names.values())
+
+
+async def test_a_replica_answers_v2_with_the_model_loaded_first_and_changes_none() -> None:
+    service = Service(application({"fake": True}).config)
+    service.start_engines()
+    await service.load_models()
+    asked: list[str] = []
+
+    async def ensure(name: str) -> None:
+        asked.append(name)
+
+    parts = (service.models, service.managing, service.lifecycle, service.workers)
+    service.open_inference = ReplicaOpenInference(ensure, *parts)
+    transport = httpx.ASGITransport(app=service.gateway_app([]))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://replica") as client:
+            tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}
+            answer = await client.post("/v2/models/fake/infer", json={"inputs": [tensor]})
+            assert answer.json()["outputs"][0]["data"] == ["hello"]
+            assert (await client.get("/v2/models/fake/config")).status_code == 200
+            assert asked == ["fake", "fake"]
+            refused = await client.post("/v2/repository/models/fake/unload", json={})
+            assert (refused.status_code, "one replica of several" in refused.json()["error"]) == (501, True)
+    finally:
+        await service.stop()
 
 
 class TestMetrics:

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from beamline.serving.api import inference
-from beamline.serving.api.open_inference import registration as open_inference
+from beamline.serving.api.open_inference import methods as open_inference
 from beamline.serving.models.manager import ModelManager, State
 
 _SERVICES = (health.OVERALL_HEALTH, inference.SERVICE, open_inference.SERVICE)

@@ -18,7 +18,7 @@ def add_to(server: Any, inference: Inference) -> None:
         call = getattr(inference, method.name)
         make: Any = grpc.unary_stream_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
         handlers[method.name] = make(
-            _stream(call) if method.streams else _unary(call),
+            _stream(call) if method.streams else unary(call),
             request_deserializer=method.request.FromString,
             response_serializer=method.response.SerializeToString,
         )
@@ -31,7 +31,7 @@ def deadline_of(context: Any) -> float | None:
     return None if remaining is None else time.monotonic() + remaining
 
 
-def _unary(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+def unary(call: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     async def respond(request: Any, context: Any) -> Any:
         return await call(request, deadline_of(context))
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from beamline.protos import beamline_pb2
 from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.api.inference import SERVICE
-from beamline.serving.api.open_inference import registration as open_inference
+from beamline.serving.api.open_inference import methods as open_inference
 
 V1 = "grpc.reflection.v1.ServerReflection"
 _METHOD = "ServerReflectionInfo"

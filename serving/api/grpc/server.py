@@ -13,7 +13,7 @@ from beamline.serving.api.grpc.interceptor import CheckSize, GuardInterceptor
 from beamline.serving.api.grpc.late_calls import LateCalls
 from beamline.serving.api.guard import Guard
 from beamline.serving.api.inference import Inference
-from beamline.serving.api.open_inference.servicer import OpenInferenceServicer
+from beamline.serving.api.open_inference.methods import OpenInference
 from beamline.serving.errors import BeamlineError
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.security.tls import ServerTls
@@ -75,6 +75,7 @@ class GrpcServer:
         max_connection_seconds: float | None = None,
         write_seconds: float | None = None,
     ) -> None:
+        self._guard = guard
         self._late_calls = LateCalls()
         self._server: Any = grpc.aio.server(
             interceptors=[GuardInterceptor(guard, self._late_calls, check_size, write_seconds)],
@@ -106,10 +107,8 @@ class GrpcServer:
                 "machine's: choose another --grpc-port (0: any free one) or --host"
             ) from error
 
-    async def start(
-        self, inference: Inference, open_inference_servicer: OpenInferenceServicer, manager: ModelManager
-    ) -> None:
-        services.add_to(self._server, inference, open_inference_servicer, self._health)
+    async def start(self, inference: Inference, open_inference: OpenInference, manager: ModelManager) -> None:
+        services.add_to(self._server, inference, open_inference, self._guard, self._health)
         await self._health.begin(manager)
         await self._server.start()
 

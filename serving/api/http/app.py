@@ -15,10 +15,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from beamline.serving.api.guard import Guard
-from beamline.serving.api.http import gateway, pages
-from beamline.serving.api.http.errors import error_response, routing_error
+from beamline.serving.api.http import gateway as v1
+from beamline.serving.api.http import pages
+from beamline.serving.api.http.call import Gateway, address_of
+from beamline.serving.api.http.errors import failure_response, routing_error
+from beamline.serving.api.http.open_inference import routes as v2
 from beamline.serving.api.http.openapi import openapi
 from beamline.serving.api.inference import SERVICE, Inference
+from beamline.serving.api.open_inference.methods import OpenInference
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.errors import RequestError
@@ -50,19 +54,17 @@ def operations_app(metrics: Metrics, lifecycle: Lifecycle, guard: Guard | None =
 
 
 def gateway_app(
+    gateway: Gateway,
     inference: Inference,
+    open_inference: OpenInference,
     models: Models,
-    lifecycle: Lifecycle,
-    guard: Guard,
-    max_body_bytes: int,
     max_inputs: int,
-    write_seconds: float | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """For clients; `more` is what else the server has to tell."""
 
     async def list_models(request: Request) -> Response:
-        if (refused := _refused(guard, _LIST_MODELS, request)) is not None:
+        if (refused := _refused(gateway.guard, _LIST_MODELS, request)) is not None:
             return refused
         return JSONResponse({"models": list(_cards(models))})
 
@@ -71,12 +73,13 @@ def gateway_app(
 
     return Starlette(
         routes=[
-            *gateway.routes(inference, lifecycle, guard, max_body_bytes, write_seconds),
+            *v1.routes(gateway, inference),
             Route("/v1/models", list_models),
+            *v2.routes(gateway, open_inference),
             Route("/openapi.json", description),
             *more,
             *pages.routes(),
-            *_health(lifecycle),
+            *_health(gateway.lifecycle),
         ],
         exception_handlers={HTTPException: routing_error},
     )
@@ -99,10 +102,9 @@ def _health(lifecycle: Lifecycle) -> list[Route]:
 def _refused(guard: Guard, method: str, request: Request) -> Response | None:
     headers = with_request_id(request.headers)
     try:
-        guard.authenticate(method, headers, gateway.address_of(request))
+        guard.authenticate(method, headers, address_of(request))
     except RequestError as error:
-        request_id = headers[REQUEST_ID]
-        return error_response(guard.failure(error, request.url.path, request_id), request_id)
+        return failure_response(guard, error, request.url.path, headers[REQUEST_ID])[1]
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beamline.serving.api.http.errors import error_response
+from beamline.serving.api.http.errors import error_body_at, error_response
 from beamline.serving.api.status import Status, StatusCode
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.lifecycle import Lifecycle, Phase
@@ -40,7 +40,8 @@ class Framing:
         self._refused("invalid")
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         status = Status(StatusCode.INVALID_ARGUMENT, _TWO_LENGTHS)
-        await error_response(status, with_request_id(headers)[REQUEST_ID])(scope, receive, send)
+        response = error_response(status, with_request_id(headers)[REQUEST_ID], body=error_body_at(scope))
+        await response(scope, receive, send)
 
 
 def _closing(send: Send) -> Send:

@@ -1,4 +1,4 @@
-"""The gateway's OpenAPI description, made from the protobuf descriptors: it can't be out of date."""
+"""The OpenAPI description. That of /v1 is made from the protobuf descriptors: it can't be out of date."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
+from beamline.serving.api.http.open_inference import description as open_inference
 from beamline.serving.api.http.operating import DESCRIPTIONS
 from beamline.serving.api.http.proto_comments import comments
 from beamline.serving.config import TextLimits
@@ -90,6 +91,7 @@ def openapi(max_inputs: int = TextLimits().max_inputs) -> dict[str, Any]:
                 )
             },
             **{path: {verb: _described(path, verb, text, tag)} for (verb, path), (text, tag) in DESCRIPTIONS.items()},
+            **open_inference.paths(),
             "/healthz/live": {
                 "get": {
                     "tags": ["health"],
@@ -108,7 +110,10 @@ def openapi(max_inputs: int = TextLimits().max_inputs) -> dict[str, Any]:
                 }
             },
         },
-        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas | open_inference.SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{}, {"token": []}],
     }
 

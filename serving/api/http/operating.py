@@ -9,7 +9,6 @@ GET  /v1/live/batch                               who has which slot since when,
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -17,17 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from beamline.serving.api.guard import CallRecord, Guard
-from beamline.serving.api.http import gateway
-from beamline.serving.api.http.errors import error_response
+from beamline.serving.api.http.body import read_body
+from beamline.serving.api.http.call import address_of
+from beamline.serving.api.http.errors import failure_response
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.replicas import Replicas
-from beamline.serving.errors import InvalidRequest, ModelNotFound, ShuttingDown
+from beamline.serving.errors import InvalidRequest, ModelNotFound
 from beamline.serving.models.loader import ServedModel
 from beamline.serving.models.manager import ModelManager
 from beamline.serving.telemetry.history import BIN_SECONDS, BINS, History, ModelHistory, resident_bytes
@@ -37,7 +37,7 @@ _LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 _UNLOAD = "/inference.GRPCInferenceService/RepositoryModelUnload"
 _BATCH = "/beamline.v1.Operating/Batch"  # of a service that is not listed: it needs the scope `admin`
 _BATCH_SECONDS = 60.0
-_BODY_SECONDS, _MOST_BYTES = 10.0, 1024  # of the body of a POST, which is an empty object
+_MOST_BYTES = 1024  # of the body of a POST, which is an empty object
 _NO_CERTIFICATE = "this version has no certificate: it was not made by `beamline convert`"
 
 # For the OpenAPI description: what each answers with.
@@ -56,9 +56,9 @@ DESCRIPTIONS = {
 Answer = Callable[[Request, ModelManager], Awaitable[Any]]
 
 
-def routes(
-    manager: Callable[[], ModelManager | None], repository: Path | None, history: History, guard: Guard
-) -> list[Route]:
+def routes(manager: Callable[[], ModelManager], repository: Path | None, history: History, guard: Guard) -> list[Route]:
+    """`manager` raises `ShuttingDown` while there is none."""
+
     def route(path: str, scope: str, answer: Answer, method: str = "GET") -> Route:
         return Route(path, _handler(f"{method} {path}", scope, answer, manager, guard), methods=[method])
 
@@ -107,7 +107,7 @@ def routes(
 
 
 def _handler(
-    label: str, scope: str, answer: Answer, manager: Callable[[], ModelManager | None], guard: Guard
+    label: str, scope: str, answer: Answer, manager: Callable[[], ModelManager], guard: Guard
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         headers = with_request_id(request.headers)
@@ -116,17 +116,14 @@ def _handler(
             try:
                 return JSONResponse(await _answered(request, record), headers={"cache-control": "no-store"})
             except Exception as error:
-                status = guard.failure(error, label, request_id)
+                status, response = failure_response(guard, error, label, request_id)
                 record.code = status.code
-                return error_response(status, request_id)
+                return response
 
     async def _answered(request: Request, record: CallRecord) -> Any:
-        client = guard.authenticate(scope, request.headers, gateway.address_of(request))
+        client = guard.authenticate(scope, request.headers, address_of(request))
         record.client = None if client.name is None else f"token:{client.name}"
-        found = manager()
-        if found is None:
-            raise ShuttingDown("the server is loading its models; try again")
-        return await answer(request, found)
+        return await answer(request, manager())
 
     return handle
 
@@ -135,16 +132,7 @@ async def _check_body(request: Request) -> None:
     """An empty object, as JSON: browsers send that content type to another host's server only where that allows it."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InvalidRequest("send the header 'content-type: application/json', and an empty object")
-    body = b""
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > _MOST_BYTES:
-                    break
-    except (TimeoutError, ClientDisconnect):
-        raise InvalidRequest(f"the body did not arrive within {_BODY_SECONDS:g} s") from None
-    if b"".join(body.split()) != b"{}":
+    if b"".join((await read_body(request, _MOST_BYTES)).split()) != b"{}":
         raise InvalidRequest("the body must be an empty object, {}: all that is asked for stands in the path")
 
 

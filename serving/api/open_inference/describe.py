@@ -14,7 +14,8 @@ from beamline.serving.models.loader import ServedEngine, ServedModel
 from beamline.serving.telemetry.statistics import Total
 
 PLATFORM = "beamline"
-EXTENSIONS = ("model_configuration", "model_repository", "statistics", "parameters")  # as Triton names them
+# As Triton names them; the first is HTTP's.
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics", "parameters")
 
 # Name, datatype, shape; -1 is any size. A request has one of the inputs.
 _Tensor = tuple[str, str, tuple[int, ...]]

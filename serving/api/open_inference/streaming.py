@@ -28,7 +28,7 @@ class Reply:
     empty_final: bool = False  # an empty response follows the last one, and is the final one
 
 
-Infer = Callable[[oip.ModelInferRequest, Any], AsyncGenerator[Reply]]
+Infer = Callable[[oip.ModelInferRequest], AsyncGenerator[Reply]]
 
 
 class Stream:
@@ -48,7 +48,7 @@ class Stream:
 
     async def _respond(self, request: oip.ModelInferRequest, previous: asyncio.Task[None] | None) -> None:
         try:
-            async with aclosing(self._infer(request, self._context)) as replies:
+            async with aclosing(self._infer(request)) as replies:
                 async for reply in replies:
                     if reply.in_order:
                         await _finished(previous)

@@ -6,20 +6,28 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.errors import InvalidRequest
 
-_INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4"}
-_CONTENTS = {"INT32": "int_contents", "INT64": "int64_contents", "UINT32": "uint_contents", "BYTES": "bytes_contents"}
+INTEGERS = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4"}
+_CONTENTS = {
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT32": "uint_contents",
+    "BYTES": "bytes_contents",
+    "FP32": "fp32_contents",
+}
 _DATATYPES = {"text": "BYTES", "token_ids": "INT32, INT64 or UINT32"}  # of the inputs that there are
+_NUMBERS = {**INTEGERS, "FP32": "<f4"}
 _LENGTH = struct.Struct("<I")
 # Beyond any request that a model could take; they are checked before anything is allocated.
 _MAX_TENSORS = 8
 _MAX_AXES = 4
-_MAX_ELEMENTS = {"BYTES": 2**16, "INT32": 2**22, "INT64": 2**22, "UINT32": 2**22}
+_MAX_ELEMENTS = {"INT32": 2**22, "INT64": 2**22, "UINT32": 2**22, "BYTES": 2**16}  # the datatypes of inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +56,22 @@ def read_inputs(request: oip.ModelInferRequest) -> list[InputTensor]:
 
 def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> InputTensor:
     where = f"input {tensor.name[:40]!r}"
-    if len(tensor.shape) > _MAX_AXES:
-        raise InvalidRequest(f"{where} has {len(tensor.shape)} axes; at most {_MAX_AXES} are allowed")
     shape = tuple(tensor.shape)
-    if tensor.datatype not in _CONTENTS:
-        allowed = _DATATYPES.get(tensor.name, ", ".join(_CONTENTS))
+    size = element_count(where, shape)
+    if tensor.datatype not in _MAX_ELEMENTS:
+        allowed = _DATATYPES.get(tensor.name, ", ".join(_MAX_ELEMENTS))
         raise InvalidRequest(f"{where} has datatype {tensor.datatype[:20]!r}; it must be {allowed}")
     if "shared_memory_region" in tensor.parameters:
         raise InvalidRequest(f"{where} lies in shared memory, which this server does not read; send its contents")
-    if any(size < 0 for size in shape):
-        raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
-    size = math.prod(shape)
     if size > _MAX_ELEMENTS[tensor.datatype]:
         most = _MAX_ELEMENTS[tensor.datatype]
         raise InvalidRequest(f"{where} has shape {list(shape)}, {size} elements; at most {most} are allowed")
     if raw is None:
-        values = getattr(tensor.contents, _CONTENTS[tensor.datatype])
+        values = contents(tensor)
     elif tensor.contents.ByteSize():
         raise InvalidRequest(f"{where} has contents beside raw_input_contents; use one of the two")
     else:
-        values = (
-            _raw_bytes(where, raw, size) if tensor.datatype == "BYTES" else _raw_integers(where, tensor.datatype, raw)
-        )
+        values = unpack(where, tensor.datatype, raw, size)
     if len(values) != size:
         raise InvalidRequest(
             f"{where} has {len(values)} {tensor.datatype} elements, but shape {list(shape)} needs {size}"
@@ -77,6 +79,31 @@ def _read(tensor: oip.ModelInferRequest.InferInputTensor, raw: bytes | None) -> 
     if tensor.datatype == "BYTES":
         return InputTensor(tensor.name, tensor.datatype, shape, bytes_values=tuple(values))
     return InputTensor(tensor.name, tensor.datatype, shape, int_values=tuple(values))
+
+
+def element_count(where: str, shape: Sequence[int]) -> int:
+    """Of a shape that a tensor may have; others are refused, before anything is computed of them."""
+    if len(shape) > _MAX_AXES:
+        raise InvalidRequest(f"{where} has {len(shape)} axes; at most {_MAX_AXES} are allowed")
+    if any(size < 0 for size in shape):
+        raise InvalidRequest(f"{where} has shape {list(shape)}; sizes must be 0 or more")
+    return math.prod(shape)
+
+
+def contents(tensor: oip.ModelInferRequest.InferInputTensor | oip.ModelInferResponse.InferOutputTensor) -> Any:
+    """Its elements, as they travel where they are not raw."""
+    return getattr(tensor.contents, _CONTENTS[tensor.datatype])
+
+
+def unpack(where: str, datatype: str, raw: bytes, size: int) -> list[Any]:
+    """Of the datatypes that inputs have. `size`: how many elements are expected."""
+    return _raw_bytes(where, raw, size) if datatype == "BYTES" else _raw_integers(where, datatype, raw)
+
+
+def pack(datatype: str, values: Sequence[Any]) -> bytes:
+    if datatype == "BYTES":
+        return b"".join(_LENGTH.pack(len(each)) + each for each in values)
+    return np.asarray(values, _NUMBERS[datatype]).tobytes()
 
 
 def _raw_bytes(where: str, raw: bytes, size: int) -> list[bytes]:
@@ -95,7 +122,7 @@ def _raw_bytes(where: str, raw: bytes, size: int) -> list[bytes]:
 
 
 def _raw_integers(where: str, datatype: str, raw: bytes) -> list[int]:
-    kind = np.dtype(_INTEGERS[datatype])
+    kind = np.dtype(INTEGERS[datatype])
     if len(raw) % kind.itemsize:
         raise InvalidRequest(f"{where} has {len(raw)} bytes, which is no whole number of {datatype} elements")
     values: list[int] = np.frombuffer(raw, kind).tolist()
@@ -110,23 +137,17 @@ class OutputWriter:
         self._raw = raw
 
     def text(self, name: str, shape: Sequence[int], values: Sequence[str]) -> None:
-        encoded = [value.encode() for value in values]
-        output = self._response.outputs.add(name=name, datatype="BYTES", shape=shape)
-        if self._raw:
-            self._response.raw_output_contents.append(b"".join(_LENGTH.pack(len(each)) + each for each in encoded))
-        else:
-            output.contents.bytes_contents.extend(encoded)
+        self._add(name, "BYTES", shape, [value.encode() for value in values])
 
     def floats(self, name: str, shape: Sequence[int], values: Sequence[float]) -> None:
-        output = self._response.outputs.add(name=name, datatype="FP32", shape=shape)
-        if self._raw:
-            self._response.raw_output_contents.append(np.asarray(values, "<f4").tobytes())
-        else:
-            output.contents.fp32_contents.extend(values)
+        self._add(name, "FP32", shape, values)
 
     def integers(self, name: str, shape: Sequence[int], values: Sequence[int]) -> None:
-        output = self._response.outputs.add(name=name, datatype="INT64", shape=shape)
+        self._add(name, "INT64", shape, values)
+
+    def _add(self, name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> None:
+        output = self._response.outputs.add(name=name, datatype=datatype, shape=shape)
         if self._raw:
-            self._response.raw_output_contents.append(np.asarray(values, "<i8").tobytes())
+            self._response.raw_output_contents.append(pack(datatype, values))
         else:
-            output.contents.int64_contents.extend(values)
+            contents(output).extend(values)

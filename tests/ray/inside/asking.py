@@ -98,7 +98,8 @@ def _content(kind: str, content: str) -> Any:
         return _joined(lasting(json.loads(each)) for each in events)
     if kind == "application/json":
         found = lasting(json.loads(content))
-        if isinstance(found, dict) and isinstance(found.get("error"), dict):
-            found["error"].pop("request_id", None)
+        if isinstance(found, dict) and "error" in found:
+            error = found["error"]
+            (error if isinstance(error, dict) else found).pop("request_id", None)
         return found
     return content

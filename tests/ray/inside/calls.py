@@ -95,6 +95,7 @@ CALLS = {
         "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest(service="none"), health_pb2.HealthCheckResponse
     ),
 }
+TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
 STREAM = {"accept": "text/event-stream"}
 ROUTES: dict[str, tuple[str, dict[str, object] | None, dict[str, str]]] = {
     "translate": ("/v1/translate", {"model": "en-de", "inputs": [{"text": TEXT}]}, {}),
@@ -113,6 +114,16 @@ ROUTES: dict[str, tuple[str, dict[str, object] | None, dict[str, str]]] = {
     "a wrong value": ("/v1/translate", {"inputs": [{"text": TEXT}], "options": {"beam_size": 999}}, {}),
     "no such model": ("/v1/translate", {"model": "none", "inputs": [{"text": TEXT}]}, {}),
     "no such route": ("/v1/nothing", None, {}),
+    "v2": ("/v2", None, {}),
+    "v2, health": ("/v2/health/ready", None, {}),
+    "v2, metadata": ("/v2/models/mood", None, {}),
+    "v2, configuration": ("/v2/models/en-de/config", None, {}),
+    "v2, readiness": ("/v2/models/en-de/ready", None, {}),
+    "v2, inference": ("/v2/models/en-de/infer", {"inputs": [TENSOR], "parameters": {"beam_size": 2}}, {}),
+    "v2, classification": ("/v2/models/mood/infer", {"inputs": [TENSOR]}, {}),
+    "v2, a wrong value": ("/v2/models/en-de/infer", {"inputs": [TENSOR], "parameters": {"beam_size": 999}}, {}),
+    "v2, no such model": ("/v2/models/none/infer", {"inputs": [TENSOR]}, {}),
+    "v2, the repository": ("/v2/repository/index", {}, {}),
     "no JSON that it knows": ("/v1/translate", {"sentences": []}, {}),
 }
 
@@ -157,8 +168,10 @@ def test_models_are_not_changed_in_one_replica_of_many(name: str, application: N
     found = ask(GRPC, kserve(name, model_name="mood"))
     assert found.code == "UNIMPLEMENTED"
     assert "one replica of several" in found.details
-    status, _, _ = http_ask(HTTP, f"/v1/repository/mood/{name.removeprefix('RepositoryModel').lower()}", {})
-    assert status == 404
+    change = name.removeprefix("RepositoryModel").lower()
+    assert http_ask(HTTP, f"/v1/repository/mood/{change}", {})[0] == 404
+    status, _, content = http_ask(HTTP, f"/v2/repository/models/mood/{change}", {})
+    assert (status, "one replica of several" in content["error"]) == (501, True)
 
 
 def test_reflection_tells_the_services(application: None) -> None:

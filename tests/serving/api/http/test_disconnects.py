@@ -116,7 +116,7 @@ async def test_a_body_of_two_lengths_is_refused_and_its_connection_closed() -> N
 
 
 async def test_a_body_that_does_not_come_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("beamline.serving.api.http.gateway._BODY_SECONDS", 0.01)
+    monkeypatch.setattr("beamline.serving.api.http.body._BODY_SECONDS", 0.01)
     async with running(EngineDouble(), http_port=0) as server, sent(server, HALF) as reader:
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
         refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "too_slow"})

@@ -62,7 +62,7 @@ async def test_the_repository_the_certificate_and_the_last_ten_minutes() -> None
     assert card["defaults"]["beam_size"] == 4
     assert form.status_code == 400
     assert "application/json" in form.json()["error"]["message"]
-    assert [filled.status_code, endless.status_code] == [400, 400]
+    assert [filled.status_code, endless.status_code] == [400, 413]
     assert "must be an empty object" in filled.json()["error"]["message"]
     assert {each["state"] for each in unloaded.json()["models"]} <= {"UNAVAILABLE", "UNLOADING"}
     assert unknown.status_code == 404
