@@ -1,6 +1,6 @@
 """Stop strings of translations: a hypothesis ends before the first one that it writes.
 
-Of greedy search and samples that is where Hugging Face `generate` ends, token for token (its text holds the stop string,
+Of greedy search and samples that is where Hugging Face `generate` ends, token for token (its text has the stop string,
 too). Beams are chosen on the device, which knows no text: there it cuts what the search has found.
 """
 

@@ -56,9 +56,7 @@ def some_stops(model: ConvertedSeq2Seq, line: str) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.full)])
 @torch.no_grad()
-def test_translations_end_where_those_of_generate_do(
-    converted: ConvertedSeq2Seq, model: LoadedModel, count: int
-) -> None:
+def test_translations_end_where_generate_ends(converted: ConvertedSeq2Seq, model: LoadedModel, count: int) -> None:
     tokenizer = converted.shape.make_tokenizer()
     cases = ((line, stops) for line in english_lines()[::25] for stops in some_stops(converted, line))
     stopped = 0
