@@ -109,7 +109,7 @@ def _defaults(
     values["bad_words"] = content.get("bad_words_ids") or ()
     values["suppress_tokens"] = content.get("suppress_tokens") or ()
     stops = content.get("stop_strings") or ()
-    values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+    values["stop"] = (stops,) if isinstance(stops, str) else stops
     try:
         defaults = DecodingDefaults(**values)
     except ValidationError as error:
