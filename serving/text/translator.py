@@ -52,7 +52,8 @@ class Translator:
             prepared = await self._workers.run(request.ByteSize(), lambda: self._reader.read(request))
         requests = [each for item in prepared for each in item.requests]
         watch = self._watch(requests, prepared)
-        results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight, watch and watch.ends)
+        ends = None if watch is None else watch.ends
+        results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight, ends)
         with time.writes():
             write = partial(self._response, request, prepared, results)
             response = await self._workers.run(_WRITTEN_BYTES * _tokens(results), write)
