@@ -79,6 +79,7 @@ class TranslateOptions(CallOptions, total=False):
     top_p: float | None  # 1: off
     min_p: float | None  # 0: off
     seed: int | None  # the same seed gives the same answers
+    stop: str | Sequence[str] | None  # the translation ends before the first of these
 
 
 class GenerateOptions(CallOptions, total=False):

@@ -98,7 +98,7 @@ class TranslateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., options: _Optional[_Union[DecodingOptions, _Mapping]] = ...) -> None: ...
 
 class DecodingOptions(_message.Message):
-    __slots__ = ("beam_size", "num_hypotheses", "length_penalty", "early_stopping", "min_length", "max_length", "no_repeat_ngram_size", "repetition_penalty", "target_prefix", "suppress_tokens", "time_limit_ms", "split_sentences", "return_scores", "return_tokens", "return_alignment", "return_search_trace", "temperature", "top_k", "top_p", "min_p", "seed")
+    __slots__ = ("beam_size", "num_hypotheses", "length_penalty", "early_stopping", "min_length", "max_length", "no_repeat_ngram_size", "repetition_penalty", "target_prefix", "suppress_tokens", "time_limit_ms", "split_sentences", "return_scores", "return_tokens", "return_alignment", "return_search_trace", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class DecodingOptions(_message.Message):
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     beam_size: int
     num_hypotheses: int
     length_penalty: float
@@ -141,7 +142,8 @@ class DecodingOptions(_message.Message):
     top_p: float
     min_p: float
     seed: int
-    def __init__(self, beam_size: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., min_length: _Optional[int] = ..., max_length: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., target_prefix: _Optional[str] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., time_limit_ms: _Optional[int] = ..., split_sentences: _Optional[bool] = ..., return_scores: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_alignment: _Optional[bool] = ..., return_search_trace: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, beam_size: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., min_length: _Optional[int] = ..., max_length: _Optional[int] = ..., no_repeat_ngram_size: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., target_prefix: _Optional[str] = ..., suppress_tokens: _Optional[_Iterable[int]] = ..., time_limit_ms: _Optional[int] = ..., split_sentences: _Optional[bool] = ..., return_scores: _Optional[bool] = ..., return_tokens: _Optional[bool] = ..., return_alignment: _Optional[bool] = ..., return_search_trace: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TranslateResponse(_message.Message):
     __slots__ = ("model", "version", "translations")

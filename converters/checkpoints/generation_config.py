@@ -30,7 +30,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "dola_layers": (),
 }
-_NO_STOPS = {"stop_strings": ()}
 # At an encoder-decoder's first token; a language model's first token stands behind a prompt.
 _NO_BEGINNING = {"forced_bos_token_id": ()}
 _NEUTRAL_SAMPLING = {"typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "top_h": ()}
@@ -45,8 +44,8 @@ def decoding_defaults(content: dict[str, Any], limits: Limits, what: str) -> Dec
     values = {"max_length": longest + 1 if longest else content.get("max_length") or limits.max_target_length}
     if shortest:
         values["min_length"] = max(shortest + 1, content.get("min_length") or 0)
-    sampled, never = _sampling(content, what)
-    return _defaults(content, {**_NEUTRAL, **_NO_STOPS, **never}, values | sampled, limits, what)
+    sampled, never = _sampling(content)
+    return _defaults(content, {**_NEUTRAL, **never}, values | sampled, limits, what)
 
 
 def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> DecodingDefaults:
@@ -54,32 +53,44 @@ def language_defaults(content: dict[str, Any], limits: Limits, what: str) -> Dec
     values: dict[str, Any] = {"max_length": content.get("max_length") or limits.max_target_length}
     values["max_new_tokens"] = content.get("max_new_tokens")
     values["min_new_tokens"] = content.get("min_new_tokens") or 0
-    stops = content.get("stop_strings") or ()
-    values["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     neutral = {**_NEUTRAL, **_NO_BEGINNING}
-    sampled, never = _sampling(content, what)
+    sampled, never = _sampling(content)
     if content.get("do_sample"):
         never = {**never, "forced_eos_token_id": ()}
     return _defaults(content, {**neutral, **never}, values | sampled, limits, what)
 
 
-def _sampling(content: dict[str, Any], what: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+def _sampling(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """What a checkpoint says of sampling, and what it may not say where it samples."""
     stated = {name: content[name] for name in ("top_k", "top_p", "min_p") if content.get(name) is not None}
     if not content.get("do_sample"):
         return stated, {}
-    if (beams := content.get("num_beams") or 1) > 1:
-        reason = f"generation settings do_sample and num_beams {beams}: beams that are drawn are not supported"
-        raise UnsupportedCheckpoint(what, [reason])
     temperature = content.get("temperature")
     # Theirs is 50, where a checkpoint that samples says nothing.
     return {"temperature": 1.0 if temperature is None else temperature, "top_k": 50, **stated}, _NEUTRAL_SAMPLING
 
 
+def _against_beams(content: dict[str, Any]) -> list[str]:
+    """What can't be done together with beams. Stop strings end them one by one in `generate`, and others take their
+    places; ours are chosen on the device, which knows no text."""
+    if (beams := content.get("num_beams") or 1) == 1:
+        return []
+    reasons = []
+    if content.get("do_sample"):
+        reasons.append(f"generation settings do_sample and num_beams {beams}: beams that are drawn are not supported")
+    if content.get("stop_strings"):
+        reasons.append(
+            f"generation settings stop_strings and num_beams {beams}: beams that end at a text are not supported; take "
+            "one of the two out of generation_config.json (a request can still name `stop`, which cuts what the search "
+            "found)"
+        )
+    return reasons
+
+
 def _defaults(
     content: dict[str, Any], neutral: dict[str, tuple[Any, ...]], known: dict[str, Any], limits: Limits, what: str
 ) -> DecodingDefaults:
-    reasons = [
+    reasons = _against_beams(content) + [
         f"generation setting {name} is {content[name]!r}, which is not supported"
         for name, harmless in neutral.items()
         if content.get(name) is not None and content[name] not in harmless
@@ -97,6 +108,8 @@ def _defaults(
     values["num_hypotheses"] = content.get("num_return_sequences") or 1
     values["bad_words"] = content.get("bad_words_ids") or ()
     values["suppress_tokens"] = content.get("suppress_tokens") or ()
+    stops = content.get("stop_strings") or ()
+    values["stop"] = (stops,) if isinstance(stops, str) else stops
     try:
         defaults = DecodingDefaults(**values)
     except ValidationError as error:

@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target-prefix", metavar="TEXT", help="every translation begins with it; no text is split then"
     )
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; repeatable")
     parser.add_argument("--no-split", action="store_true", help="translate a text as one sentence")
 
 
@@ -85,6 +86,8 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     options |= {name: value for name in (*_SEARCH, *_SAMPLING) if (value := getattr(args, name)) is not None}
     if args.target_prefix is not None:
         options["target_prefix"] = args.target_prefix
+    if args.stop is not None:
+        options["stop"] = args.stop
     if args.nbest is not None:
         options["num_hypotheses"] = args.nbest
     return options

@@ -140,10 +140,10 @@ class DecodingDefaults(Record):
     suppress_tokens: tuple[Id, ...] = ()
     forced_bos_id: Id | None = None
     forced_eos_id: Id | None = None  # produced at the length limit, whatever the model says
+    stop: tuple[str, ...] = ()  # strings before which an answer ends
     # Of decoder-only models; max_length counts the prompt, this only what is generated. None: up to the limit.
     max_new_tokens: int | None = Field(default=None, ge=1)
     min_new_tokens: int = Field(default=0, ge=0)
-    stop: tuple[str, ...] = ()  # strings before which an answer ends
     temperature: float = Field(default=0.0, ge=0)  # 0: greedy or beam search, no sampling
     top_k: int = Field(default=0, ge=0)  # 0: off
     top_p: float = Field(default=1.0, gt=0, le=1)

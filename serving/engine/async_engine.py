@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet
@@ -147,10 +148,42 @@ class RequestGroup:
 
 
 async def decode_all(
-    engine: AnyEngine, requests: Sequence[Request], deadline: float | None, max_in_flight: int
+    engine: AnyEngine,
+    requests: Sequence[Request],
+    deadline: float | None,
+    max_in_flight: int,
+    ends: Callable[[int, Piece], bool] | None = None,
 ) -> list[Result]:
+    """`ends` is shown every piece of a hypothesis as it comes, and says whether no more is wanted of it."""
+    if ends is not None:
+        return await _decode_until(engine, requests, deadline, max_in_flight, ends)
     answers = await RequestGroup(engine, deadline).run(requests, max_in_flight)
     return [answer for answer in answers if isinstance(answer, Result)]
+
+
+async def _decode_until(
+    engine: AnyEngine,
+    requests: Sequence[Request],
+    deadline: float | None,
+    max_in_flight: int,
+    ends: Callable[[int, Piece], bool],
+) -> list[Result]:
+    results: dict[int, Result] = {}
+    steps: dict[int, list[TraceStep]] = {}  # of those who are traced: a result has only what was not handed out before
+
+    def take(index: int, output: Output) -> None:
+        if isinstance(output, Piece) and ends(index, output):
+            group.stop(index, output.index)
+        elif isinstance(output, TraceStep):
+            steps.setdefault(index, []).append(output)
+        elif isinstance(output, Result):
+            trace = output.trace
+            whole = trace and replace(trace, steps=(*steps.get(index, ()), *trace.steps))
+            results[index] = replace(output, trace=whole)
+
+    group = RequestGroup(engine, deadline, take)
+    await group.run(requests, max_in_flight)
+    return [results[index] for index in range(len(requests))]
 
 
 async def score_all(

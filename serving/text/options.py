@@ -341,7 +341,7 @@ def _logit_bias(asked: pb.GenerationOptions, card: ModelCard) -> tuple[tuple[int
     return tuple(sorted(asked.logit_bias.items()))
 
 
-def stop_strings(asked: pb.GenerationOptions, defaults: DecodingDefaults) -> tuple[str, ...]:
+def stop_strings(asked: Options, defaults: DecodingDefaults) -> tuple[str, ...]:
     if not asked.stop:
         return defaults.stop
     if len(asked.stop) > MAX_STOPS:

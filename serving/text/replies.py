@@ -15,6 +15,7 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
 from beamline.serving.text.model_card import Tokenizer
 from beamline.serving.text.search_traces import FINISH_REASON, search_trace
+from beamline.serving.text.stopping import ended
 from beamline.serving.text.translation_inputs import PreparedInput
 
 _BEST_TO_WORST = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
@@ -60,17 +61,18 @@ class ReplyBuilder:
 
     def _candidates(self, prepared: PreparedInput, results: Sequence[Result]) -> list[tuple[str, Hypothesis]]:
         if len(results) == 1:
-            return [(self._text(prepared, [hypothesis]), hypothesis) for hypothesis in results[0].hypotheses]
-        best = [result.hypotheses[0] for result in results]
-        return [(self._text(prepared, best), _joined(best))]
+            return [self._candidate(prepared, [hypothesis]) for hypothesis in results[0].hypotheses]
+        return [self._candidate(prepared, [result.hypotheses[0] for result in results])]
 
-    def _text(self, prepared: PreparedInput, parts: Sequence[Hypothesis]) -> str:
-        """The forced prefix belongs to the translation, though it was not generated."""
-        texts = [
-            self._target.decode([*request.prefix, *part.tokens])
+    def _candidate(self, prepared: PreparedInput, parts: Sequence[Hypothesis]) -> tuple[str, Hypothesis]:
+        """The forced prefix belongs to the text, though it was not generated."""
+        found = [
+            ended(part, request, prepared.stops, self._target)
             for request, part in zip(prepared.requests, parts, strict=True)
         ]
-        return texts[0] if prepared.layout is None else prepared.layout.join(texts)
+        texts, hypotheses = [text for text, _ in found], [hypothesis for _, hypothesis in found]
+        text = texts[0] if prepared.layout is None else prepared.layout.join(texts)
+        return text, hypotheses[0] if len(hypotheses) == 1 else _joined(hypotheses)
 
     def _hypothesis(self, text: str, hypothesis: Hypothesis, wanted: Wanted) -> pb.Hypothesis:
         reply = pb.Hypothesis(text=text, finish_reason=FINISH_REASON[hypothesis.finish_reason])

@@ -17,7 +17,7 @@ from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.inputs import InputReader
 from beamline.serving.text.languages import Direction, LanguageReader
 from beamline.serving.text.model_card import ModelCard, Tokenizer
-from beamline.serving.text.options import bounded_by_source, decoding_options, trace_candidates
+from beamline.serving.text.options import bounded_by_source, decoding_options, stop_strings, trace_candidates
 from beamline.serving.text.splitting import Layout, split
 
 
@@ -25,6 +25,7 @@ from beamline.serving.text.splitting import Layout, split
 class PreparedInput:
     requests: tuple[Request, ...]
     layout: Layout | None = None  # where the text was split: how the parts' translations are joined
+    stops: tuple[str, ...] = ()  # strings before which a part's translation ends
 
 
 class TranslationReader:
@@ -45,11 +46,12 @@ class TranslationReader:
         asked = request.options
         self._inputs.check_size("options.target_prefix", asked.target_prefix)
         options = decoding_options(asked, self._card, self._target, direction)
-        split_sentences = asked.split_sentences
-        prepared = [
+        split_sentences, stops = asked.split_sentences, stop_strings(asked, self._card.defaults)
+        read = [
             self._bounded(self._read_input(f"inputs[{index}]", item, options, direction, split_sentences), asked)
             for index, item in enumerate(request.inputs)
         ]
+        prepared = [replace(item, stops=stops) for item in read] if stops else read
         sequences = sum(len(item.requests) for item in prepared)
         self._check_count(sequences)
         if asked.return_search_trace:

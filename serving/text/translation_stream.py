@@ -6,28 +6,35 @@ from collections.abc import Sequence
 
 from beamline.serving.engine.outputs import Output, Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
-from beamline.serving.text.detokenizer import Detokenizer
 from beamline.serving.text.model_card import Tokenizer
+from beamline.serving.text.stopping import StoppableText, ended
 from beamline.serving.text.translation_inputs import PreparedInput
 
 
 class _Part:
     """The text of one part, so far."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._prefix = request.prefix
-        self._detokenizer = Detokenizer(tokenizer)
-        self.text = "".join(self._detokenizer.push(token) for token in self._prefix)
+        self._request = request
+        self._stops = stops
+        self._growing = StoppableText(tokenizer, request.prefix, stops)
         self.result: Result | None = None
 
+    @property
+    def text(self) -> str:
+        return self._growing.text
+
     def take(self, piece: Piece) -> None:
-        self.text += "".join(self._detokenizer.push(token) for token in piece.tokens)
+        self._growing.push(piece.tokens)
 
     def complete(self, result: Result) -> None:
         self.result = result
-        whole = self._tokenizer.decode([*self._prefix, *result.hypotheses[0].tokens])
-        self.text = whole if whole.startswith(self.text) else self.text + self._detokenizer.flush()
+        whole, _ = ended(result.hypotheses[0], self._request, self._stops, self._tokenizer)
+        if whole.startswith(self.text):
+            self._growing.text = whole
+        else:
+            self._growing.flush()
 
 
 class GrowingTranslation:
@@ -37,7 +44,7 @@ class GrowingTranslation:
     def __init__(self, prepared: PreparedInput, tokenizer: Tokenizer) -> None:
         self.prepared = prepared
         self._layout = prepared.layout
-        self._parts = [_Part(request, tokenizer) for request in prepared.requests]
+        self._parts = [_Part(request, tokenizer, prepared.stops) for request in prepared.requests]
         self._shown = 0  # characters
         self._new_steps: list[tuple[int, TraceStep]] = []  # of the parts' searches, where they are traced
 

@@ -9,13 +9,15 @@ from functools import partial
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import TextLimits
 from beamline.serving.engine.async_engine import AnyEngine, decode_all
-from beamline.serving.engine.outputs import Result
+from beamline.serving.engine.outputs import Piece, Result
+from beamline.serving.engine.request import Request
 from beamline.serving.engine.stream import Stream
 from beamline.serving.text.host_work import HostTime, ObserveHostTime, TextWorkers, ignore
 from beamline.serving.text.model_card import ModelCard, Tokenizer
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.scoring import TextScorer
 from beamline.serving.text.search_traces import search_step
+from beamline.serving.text.stopping import StopWatch
 from beamline.serving.text.translation_inputs import PreparedInput, TranslationReader
 from beamline.serving.text.translation_stream import GrowingTranslation
 
@@ -49,7 +51,9 @@ class Translator:
         with time.reads():
             prepared = await self._workers.run(request.ByteSize(), lambda: self._reader.read(request))
         requests = [each for item in prepared for each in item.requests]
-        results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight)
+        watch = self._watch(requests, prepared)
+        ends = None if watch is None else watch.ends
+        results = await decode_all(self._engine, requests, deadline, self._limits.max_in_flight, ends)
         with time.writes():
             write = partial(self._response, request, prepared, results)
             response = await self._workers.run(_WRITTEN_BYTES * _tokens(results), write)
@@ -64,7 +68,7 @@ class Translator:
         growing = [GrowingTranslation(item, self._target) for item in prepared]
         places = [(number, part) for number, item in enumerate(prepared) for part in range(len(item.requests))]
         requests = [each for item in prepared for each in item.requests]
-        wanted, limits = Wanted.by(request.options), self._limits
+        wanted, limits, watch = Wanted.by(request.options), self._limits, self._watch(requests, prepared)
         stream = Stream(self._engine, requests, deadline, limits.max_in_flight, limits.max_unread_tokens)
         async with aclosing(stream.events()) as batches:
             async for batch in batches:
@@ -72,12 +76,19 @@ class Translator:
                     for request_index, output in batch:
                         number, part = places[request_index]
                         growing[number].take(part, output)
+                        if watch and isinstance(output, Piece) and watch.ends(request_index, output):
+                            stream.stop(request_index, output.index)
                     changed = sorted({places[request_index][0] for request_index, _ in batch})
                     replies = [self._reply(number, growing[number], wanted) for number in changed]
                 for reply in replies:
                     if reply.text or reply.search_steps or reply.HasField("translation"):
                         yield reply
         self._observe(time, len(requests))
+
+    def _watch(self, requests: Sequence[Request], prepared: Sequence[PreparedInput]) -> StopWatch | None:
+        """Where there are stop strings: they are the call's, the same for all of its inputs."""
+        stops = prepared[0].stops
+        return StopWatch(requests, stops, self._target) if stops else None
 
     def _reply(self, number: int, growing: GrowingTranslation, wanted: Wanted) -> pb.TranslateReply:
         """What is new of one input's translation, and all of it where it is over."""

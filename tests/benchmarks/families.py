@@ -2,8 +2,9 @@
 
 The shapes of published models with random weights, the same for both: FLAN-T5-base, BART-base and NLLB-600M (which
 takes some 12 GB of memory to make, and is left out unless it is named). CTranslate2 reads them by its own converter.
-Every system is a process of its own and answers in turn; printed are milliseconds for a batch and the ratio to the
-better of CTranslate2's two. `--tiny` is for trying the module itself.
+Every system is a process of its own and answers in turn, with as many tokens as the others; printed are milliseconds
+for a batch, the ratios to the better of CTranslate2's two (below 1, we are faster) and to that of the same precision,
+and how many answers have the same words. `--tiny` is for trying the module itself.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from beamline.serving.contract.manifest import MANIFEST_FILE, DecodingDefaults, 
 from tests.benchmarks.environments import python_of
 from tests.benchmarks.made import ROOT, converters, hash_of, once
 from tests.benchmarks.measure import BEAMLINE, BEAMLINE_INT8, FLOAT32, INT8, Case, Measured
-from tests.benchmarks.shape import SOURCE_LENGTH
+from tests.benchmarks.shape import SOURCE_LENGTH, TARGET_LENGTH
 from tests.benchmarks.table import print_table
 from tests.benchmarks.workers import Worker, wait_for_quiet
 from tests.support.few_bits import write_few_bits
@@ -52,6 +53,7 @@ _BOS, _PAD, _EOS, _UNKNOWN = range(4)
 _IDS = {"bos_token_id": _BOS, "pad_token_id": _PAD, "eos_token_id": _EOS}
 _CASES = (Case(1, 1), Case(1, 4), Case(8, 4), Case(32, 4))
 _ENVIRONMENT = "ctranslate2_converters"
+_SCRIPT = "tests.benchmarks.peers.ctranslate2_hugging_face"
 _TINY = 8  # how many times smaller, in width and words
 
 
@@ -148,6 +150,8 @@ def _measure(shape: Shape, options: argparse.Namespace) -> None:
                 for worker in workers:
                     wait_for_quiet(options.patience)
                     answer = worker.ask(_sentences(measured.case.batch, words), measured.case.beam)
+                    if (lengths := set(map(len, answer.tokens))) != {TARGET_LENGTH}:
+                        raise SystemExit(f"{worker.name} wrote {lengths} tokens, not {TARGET_LENGTH}: other work")
                     if number:
                         measured.answers.setdefault(worker.name, []).append(answer)
         _report(shape, source, workers, found, options)
@@ -163,19 +167,28 @@ def _report(
 ) -> None:
     size = sum(file.stat().st_size for file in source.glob("*.safetensors")) / 2**20
     name = f"{shape.name}, tiny" if options.tiny else shape.name
-    print(f"\n{name}: {size:,.0f} MiB of random weights, {options.threads} threads")
+    work = f"{SOURCE_LENGTH} source and {TARGET_LENGTH} target tokens"
+    print(f"\n{name}: {size:,.0f} MiB of random weights, {work}, {options.threads} threads, best of {options.rounds}")
     print(", ".join(f"{worker.name}: {worker.version}" for worker in workers))
     names = [worker.name for worker in workers]
-    rows: list[tuple[str, ...]] = [("batch x beam", *names, "ours / CT2", "int8 / CT2", "same words")]
+    ratios = ("ours / CT2", "int8 / CT2", "fp32 / fp32", "int8 / int8")
+    rows: list[tuple[str, ...]] = [("batch x beam", *names, *ratios, "same words", "same in int8")]
     for measured in found:
         seconds = {name: measured.seconds(name) or 0.0 for name in names}
         rival = min(seconds[FLOAT32], seconds[INT8])
-        same, total = measured.identical(FLOAT32)
-        ratios = (f"{seconds[name] / rival:.2f}" for name in (BEAMLINE, BEAMLINE_INT8))
+        ours, in_int8 = seconds[BEAMLINE], seconds[BEAMLINE_INT8]
+        shown = (ours / rival, in_int8 / rival, ours / seconds[FLOAT32], in_int8 / seconds[INT8])
         rows.append(
-            (str(measured.case), *(f"{1000 * each:.0f} ms" for each in seconds.values()), *ratios, f"{same}/{total}")
+            (
+                str(measured.case),
+                *(f"{1000 * each:.0f} ms" for each in seconds.values()),
+                *(f"{each:.2f}" for each in shown),
+                *("/".join(map(str, measured.identical(each))) for each in (FLOAT32, BEAMLINE_INT8)),
+            )
         )
     print_table(rows)
+    most = (max(answer.rss_mb for each in found for answer in each.answers[name]) for name in names)
+    print("resident memory: " + ", ".join(f"{name} {size:,.0f} MB" for name, size in zip(names, most, strict=True)))
 
 
 # -- what is measured ------------------------------------------------------------------------------------------------
@@ -194,11 +207,11 @@ def made(shape: Shape, scale: int, cache: Path) -> tuple[Path, Path, Path, Path]
     in_int8 = once(cache / f"beamline_int8-{code}", quantise)
 
     def convert(folder: Path) -> None:
-        script = "tests.benchmarks.peers.ctranslate2_hugging_face"
-        command = [str(python_of(_ENVIRONMENT)), "-m", script, str(source), str(folder / "model")]
+        command = [str(python_of(_ENVIRONMENT)), "-m", _SCRIPT, str(source), str(folder / "model")]
         subprocess.run(command, cwd=ROOT, check=True)
 
-    return source, ours, in_int8, once(cache / f"ctranslate2-{own}", convert) / "model"
+    theirs = hash_of(Path(__file__), ROOT / (_SCRIPT.replace(".", "/") + ".py"))
+    return source, ours, in_int8, once(cache / f"ctranslate2-{theirs}", convert) / "model"
 
 
 @torch.no_grad()

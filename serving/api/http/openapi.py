@@ -54,6 +54,10 @@ _SEARCH: dict[str, dict[str, Any]] = {
     "top_k": _between(0, options.TOP_K),
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     "min_p": _between(0, 1),
+    "stop": {
+        "maxItems": options.MAX_STOPS,
+        "items": {"type": "string", "minLength": 1, "maxLength": options.MAX_STOP_LENGTH},
+    },
 }
 _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
     "DecodingOptions": {**_SEARCH, "num_hypotheses": {"minimum": 1}, "max_length": {"minimum": options.SHORTEST}},
@@ -65,10 +69,6 @@ _BOUNDS: dict[str, dict[str, dict[str, Any]]] = {
         "frequency_penalty": _between(*options.PENALTY),
         "top_log_probs": _between(0, REPORTED),
         "logit_bias": {"maxProperties": options.MAX_BIASED},
-        "stop": {
-            "maxItems": options.MAX_STOPS,
-            "items": {"type": "string", "minLength": 1, "maxLength": options.MAX_STOP_LENGTH},
-        },
     },
     "TokenIds": {"ids": {"minItems": 1}},
 }

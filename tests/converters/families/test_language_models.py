@@ -153,15 +153,17 @@ def test_what_a_model_brings_along(llama: Path) -> None:
 
 
 def test_lengths_and_stops_of_a_checkpoint(llama: Path) -> None:
-    settings = {"max_length": 50, "min_length": 9, "min_new_tokens": 4, "stop_strings": ["END"], "num_beams": 3}
+    settings = {"max_length": 50, "min_length": 9, "min_new_tokens": 4, "num_beams": 3}
     edit(llama / "generation_config.json", **settings, num_return_sequences=2, forced_eos_token_id=EOS)
     edit(llama / "generation_config.json", renormalize_logits=True, bad_words_ids=[[9]], suppress_tokens=[7])
     loaded = LlamaConverter(llama).load()
     defaults = loaded.defaults
     assert (defaults.max_length, defaults.min_length, defaults.min_new_tokens) == (50, 9, 4)
-    assert (defaults.stop, defaults.num_hypotheses, defaults.forced_eos_id) == (("END",), 2, EOS)
+    assert (defaults.num_hypotheses, defaults.forced_eos_id) == (2, EOS)
     assert loaded.renormalise
     assert loaded.forbidden == (9,)  # not 7: a request may replace suppress_tokens
+    edit(llama / "generation_config.json", stop_strings=["END"], num_beams=1, num_return_sequences=1)
+    assert LlamaConverter(llama).load().defaults.stop == ("END",)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,10 @@ def test_lengths_and_stops_of_a_checkpoint(llama: Path) -> None:
         ({"watermarking_config": {"bias": 2.0}}, "generation setting watermarking_config is {'bias': 2.0}, which is"),
         ({"max_time": 3.0}, "generation setting max_time is 3.0, which is not supported"),
         ({"do_sample": True, "num_beams": 2}, "generation settings do_sample and num_beams 2: beams that are drawn"),
+        (
+            {"stop_strings": "END", "num_beams": 2},
+            "generation settings stop_strings and num_beams 2: beams that end at",
+        ),
         ({"do_sample": True, "forced_eos_token_id": EOS}, "generation setting forced_eos_token_id is 1, which is not"),
         ({"forced_bos_token_id": 5}, "generation setting forced_bos_token_id is 5, which is not supported"),
         ({"sequence_bias": [[[5], 1.0]]}, "generation setting sequence_bias is "),

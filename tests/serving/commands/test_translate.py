@@ -84,7 +84,7 @@ async def test_samples(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_the_search(capsys: pytest.CaptureFixture[str]) -> None:
     engine = EngineDouble()
-    search = ["--length-penalty", "0.5", "--max-length", "9", "--no-repeat-ngram-size", "3"]
+    search = ["--length-penalty", "0.5", "--max-length", "9", "--no-repeat-ngram-size", "3", "--stop", "never"]
     assert await ask(engine, "--beam-size", "2", *search, "a") == 0
     options = engine.submitted[0].options
     assert options is not None

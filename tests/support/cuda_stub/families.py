@@ -30,12 +30,17 @@ from tests.support.checkpoints import (
     write_reference,
     write_torch_transformer,
 )
+from tests.support.encoder_decoder_pairs import PAIRS
+from tests.support.fairseq import FAIRSEQ
 from tests.support.fixture_cache import ROOT
+from tests.support.language_families import ONE_EACH
 from tests.support.marian import write_marian_directory
+from tests.support.opennmt import OPENNMT
 
 Kinds = Mapping[str, Callable[[Path], object]]  # by name: writes a checkpoint into a folder
-# A family's model types that are the same graphs as another one of its own: only in the whole grid.
-KIN = frozenset({"mbart", "pegasus", "mt5", "umt5", "mistral", "qwen2"})
+# Model types of which the sample has relatives, with nearly the same graphs: only in the whole grid.
+KIN = frozenset({"mbart", "pegasus", "mt5", "umt5", "encoder-decoder", "mistral", "qwen2"})
+KIN |= {each.family for each in ONE_EACH}
 OWN_MODULE = ROOT / "examples" / "own_module" / "model.py"
 
 
@@ -73,7 +78,10 @@ def kinds() -> dict[str, Kinds]:
             "separate": partial(write_marian_directory, separate_vocabs=True),
         },
         **_of(seq2seq.SHAPES, seq2seq.write_seq2seq),
-        **_of(language_models.SHAPES, language_models.write_language_model),
+        "fairseq": {shape.name: partial(seq2seq.write_seq2seq, shape=shape) for shape in FAIRSEQ},
+        "opennmt_py": {OPENNMT.name: partial(seq2seq.write_seq2seq, shape=OPENNMT)},
+        "encoder-decoder": {shape.name: partial(seq2seq.write_seq2seq, shape=shape) for shape in PAIRS},
+        **_of((*language_models.SHAPES, *ONE_EACH), language_models.write_language_model),
     }
 
 

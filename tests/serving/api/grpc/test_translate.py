@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -9,6 +11,7 @@ from beamline.serving.engine.outputs import Result
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError
 from tests.serving.doubles import EngineDouble, connected, echo, eventually, ids, running
+from tests.serving.fake_lm import GatedEngine, serving
 
 
 def request(*texts: str, model: str = "", version: str = "", **options: object) -> pb.TranslateRequest:
@@ -49,6 +52,28 @@ async def test_a_long_text_is_split_translated_and_joined() -> None:
     assert engine.most_waiting <= 8
 
 
+@pytest.mark.parametrize("options", [{}, {"beam_size": 3, "num_hypotheses": 2}, {"temperature": 1.0}], ids=str)
+async def test_a_stop_string_ends_every_part_before_it(options: dict[str, Any]) -> None:
+    """Whatever is streamed, and whatever the engine did until it heard of it."""
+    engine = GatedEngine("translate")
+    texts = ["one STO two STOP" + 400 * "x", "and more"]
+    asked = request(*texts, stop=["STOP", "never"], return_tokens=True, return_scores=True, **options)
+    async with serving(engine) as server, connected(server) as stub:
+        response = await stub.Translate(asked)
+        replies = [reply async for reply in stub.TranslateStream(asked)]
+    stopped, whole = response.translations
+    for hypothesis in stopped.hypotheses:
+        assert (hypothesis.text, hypothesis.finish_reason) == ("one STO two ", pb.FINISH_REASON_STOP)
+        assert len(hypothesis.tokens) == len(hypothesis.token_log_probs) == 16
+    assert whole.hypotheses[0].text == "and more"
+    assert "".join(reply.text for reply in replies if reply.input == 0) == "one STO two "
+    assert [reply.translation.hypotheses[0].text for reply in replies if reply.HasField("translation")] == [
+        "and more",
+        "one STO two ",
+    ]
+    assert engine.decoded_steps < 2 * 400  # the device stopped soon after
+
+
 @pytest.mark.parametrize(
     ("message", "code", "sentence"),
     [
@@ -57,6 +82,7 @@ async def test_a_long_text_is_split_translated_and_joined() -> None:
         (request(""), grpc.StatusCode.INVALID_ARGUMENT, "inputs[0].text is empty"),
         (request(), grpc.StatusCode.INVALID_ARGUMENT, "give 1 to 1024"),
         (request("a", beam_size=0), grpc.StatusCode.INVALID_ARGUMENT, "allows 1 to 8"),
+        (request("a", stop=["b", ""]), grpc.StatusCode.INVALID_ARGUMENT, "stop[1] has 0 characters; a stop string"),
         (request("a", beam_size=1000), grpc.StatusCode.INVALID_ARGUMENT, "allows 1 to 8"),
         (request("a", max_length=81), grpc.StatusCode.INVALID_ARGUMENT, "allows 2 to 80"),
         (request("a" * 10_000_000), grpc.StatusCode.INVALID_ARGUMENT, "longer than 1048576 bytes"),
