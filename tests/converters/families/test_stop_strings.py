@@ -45,7 +45,9 @@ def some_stops(model: ConvertedSeq2Seq, line: str) -> Iterator[list[str]]:
     tokenizer = model.shape.make_tokenizer()
     written = theirs(model, line, [])
     words = tokenizer.decode(written, skip_special_tokens=True).split()
-    if len(words) < 4 or max(written) >= len(tokenizer):  # a row without a word is a letter for them, and none for us
+    # What a reader does not see, special tokens and rows without a word, are letters for them, and nothing for us.
+    unseen = {*tokenizer.all_special_ids, *range(len(tokenizer), model.manifest.vocabulary.target_size)} - {tokenizer.eos_token_id}
+    if len(words) < 4 or not unseen.isdisjoint(written):
         return
     first, second = words[1:3]
     yield [first]
