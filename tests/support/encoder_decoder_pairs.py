@@ -60,7 +60,7 @@ class PairShape(Seq2SeqShape):
             "pad_token_id": _first(target.pad_token_id, 0),
         }
         config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, **ids)
-        model = enlivened(EncoderDecoderModel(config).eval(), {**ids, **self.generation})
+        model = enlivened(EncoderDecoderModel(config).eval(), {**ids, **self.generation}, self.across)
         _weaken_source(model)
         if self.shared:
             model.config.tie_encoder_decoder = True

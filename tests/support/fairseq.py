@@ -67,7 +67,6 @@ class FairseqShape(Seq2SeqShape):
     source_words: int = 7  # which of the pieces the source's dictionary leaves out
     target_words: int = 7
     layout: str = "cfg"  # or "args", "nested"
-    across: float = 1.0  # how much weight the source has; of too much, 8 bits make another model
     said: dict[str, Any] = field(default_factory=dict)  # by the checkpoint, in fairseq's words
 
     def original(self) -> Any:
@@ -82,11 +81,7 @@ class FairseqShape(Seq2SeqShape):
             )
         else:
             model = BartForConditionalGeneration(BartConfig(**{**_SIZES, "vocab_size": source, **self.options}))
-        model = enlivened(model.eval(), self.generation)
-        with torch.no_grad():
-            for name, weights in model.named_parameters():
-                if "encoder_attn." in name and weights.dim() > 1:
-                    weights.mul_(self.across)
+        model = enlivened(model.eval(), self.generation, self.across)
         if self.family == "fsmt":
             for side in (model.model.encoder, model.model.decoder):  # enlivened with the rest
                 side.embed_positions.make_weight(POSITIONS + 2, model.config.d_model, 1)
@@ -164,7 +159,6 @@ WMT19 = FairseqShape(
     {"scale_embedding": True, "activation_function": "relu"},
     target_words=11,
     layout="args",
-    across=0.4,
     seed=1,
 )
 MULTILINGUAL = FairseqShape(

@@ -85,7 +85,7 @@ class OpenNmtShape(Seq2SeqShape):
             eos_token_id=3,
             forced_eos_token_id=None,
         )
-        return enlivened(PegasusForConditionalGeneration(config).eval(), self.generation)
+        return enlivened(PegasusForConditionalGeneration(config).eval(), self.generation, self.across)
 
     def write(self, folder: Path, **saving: Any) -> None:
         weights = self.original().state_dict()
