@@ -135,8 +135,8 @@ def call_all(client: Client, model: str, manifest: AnyManifest) -> None:
         assert len(client.embed(LINES, model=model)) == len(LINES)
     elif manifest.task == "generate":
         for beams in (1, 4):
-            assert len(client.generate(LINES, model=model, beam_size=beams, max_length=24)) == len(LINES)
-        with closing(client.generate_stream(LINES[1], model=model, max_length=24)) as pieces:
+            assert len(client.generate(LINES, model=model, beam_size=beams, max_tokens=24)) == len(LINES)
+        with closing(client.generate_stream(LINES[1], model=model, max_tokens=24)) as pieces:
             next(iter(pieces), None)
         assert len(client.score(LINES, model=model)) == len(LINES)
     else:

@@ -163,6 +163,9 @@ def _write_precisions(folder: Path, converter: GenerationConverter, precisions: 
         lowering, target = LOWERINGS[precision], folder / precision
         lowered = write_lowered(plain, manifest, target, precision, lowering.graph, lowering.state(manifest.state))
         (target / "manifest.json").write_text(lowered.to_json())
+        for file in plain.glob("*.json"):  # tokenizers
+            if not (target / file.name).exists():
+                shutil.copy(file, target)
 
 
 def _export(folder: Path, converter: GenerationConverter) -> Manifest:
