@@ -19,9 +19,11 @@ from tests.support.cuda_stub.stub import Held, Stub
 
 pytestmark = pytest.mark.usefixtures("plausible", "quiet")
 
+# Minutes each on an idle machine: a model is loaded some two hundred times.
+FULL = (pytest.mark.full, pytest.mark.timeout(7200))
 KINDS = [
     pytest.param("transformer", id="some"),
-    *(pytest.param(kind, marks=pytest.mark.full, id=kind) for kind in ("transformer", "recurrent", "language")),
+    *(pytest.param(kind, marks=FULL, id=kind) for kind in ("transformer", "recurrent", "language")),
 ]
 # What gives something back: where that fails, there is nothing to do but to say so.
 GIVES_BACK = ("Free", "Destroy", "Unload", "Release")
