@@ -84,8 +84,15 @@ def dtype_of(value: onnx.ValueInfoProto) -> str:
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Also those inside loops and branches."""
+    yield from graph.node
+    for body in bodies(graph):
+        yield from body.node
+
+
+def bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Of its loops and branches, and of those within them."""
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from all_nodes(body)
+                yield body
+                yield from bodies(body)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from beamline.converters.tensorrt.graph import Graph
+from beamline.converters.tensorrt.graph import Graph, bodies
 from beamline.converters.tensorrt.profiles import Extent, profile, worst_case
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 
 MIB = 2**20
-# tensorrt-rtx 1.7 asks for 1.2 to 1.3 times what is alive at once of a graph's intermediate values.
+# tensorrt-rtx 1.7 asks for 1.2 to 1.3 times what is alive at once of a graph's intermediate values, and for 8 MiB.
 _SPARE = 1.25
-_CODE = 4 * MIB  # of a plan, beside its weights
+_LEAST_ACTIVATIONS = 8 * MIB
+_CODE_OF_A_NODE = 36 * 2**10  # in a plan, beside its weights
+_CODE_OF_A_LOOP = 2 * MIB
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_LOOPS = frozenset({*_GATES, "Scan", "Loop"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,15 @@ def _of_plan(graph: Graph, sizes: Mapping[str, Extent]) -> PlanNeed:
     constants = _constants(inferred)
     running = [node for node in inferred.node if not constants.issuperset(node.output)]
     read = constants.intersection(name for node in running for name in node.input)
+    for node in inferred.node:
+        if node.op_type == "DequantizeLinear":  # a weight of few bits stays one
+            bytes_of[node.output[0]] = bytes_of.get(node.input[0], 0)
     weights = sum(bytes_of.get(name, 0) for name in read)
-    outside = {value.name: _value_bytes(value.type.tensor_type) for value in (*inferred.input, *inferred.output)}
-    alive = _most_alive(running, {name: size for name, size in bytes_of.items() if name not in constants}, outside)
-    return PlanNeed(_title(graph), int(weights) + _CODE, int(_SPARE * alive))
+    within = {name: size for name, size in bytes_of.items() if name not in constants}
+    values = {value.name: value.type.tensor_type for value in (*inferred.input, *inferred.output, *inferred.value_info)}
+    alive = _most_alive(running, within, values)
+    code = _CODE_OF_A_NODE * len(running) + _CODE_OF_A_LOOP * sum(node.op_type in _LOOPS for node in running)
+    return PlanNeed(_title(graph), int(weights) + code, max(_LEAST_ACTIVATIONS, int(_SPARE * alive)))
 
 
 def _constants(graph: onnx.GraphProto) -> set[str]:
@@ -100,17 +109,32 @@ def _constants(graph: onnx.GraphProto) -> set[str]:
     return found
 
 
-def _most_alive(nodes: Sequence[onnx.NodeProto], bytes_of: Mapping[str, float], outside: Mapping[str, float]) -> float:
-    """Bytes of intermediate values that are needed at once. Where attention has no fused kernel, as in float32, what it
-    is made of instead copies keys and values, wherever they are."""
+def _most_alive(
+    nodes: Sequence[onnx.NodeProto], bytes_of: Mapping[str, float], values: Mapping[str, onnx.TypeProto.Tensor]
+) -> float:
+    """Bytes of intermediate values that are needed at once. `values`: also the graph's own inputs and outputs."""
     last_use = {name: place for place, node in enumerate(nodes) for name in node.input}
     alive = most = 0.0
     for place, node in enumerate(nodes):
         alive += sum(bytes_of.get(name, 0) for name in node.output)
-        copied = [outside.get(name) or bytes_of.get(name, 0) for name in node.input[1:3]]
-        most = max(most, alive + (sum(copied) if node.op_type == "Attention" else 0))
+        most = max(most, alive + _work_bytes(node, values))
         alive -= sum(bytes_of.get(name, 0) for name in set(node.input) if last_use[name] == place)
     return most
+
+
+def _work_bytes(node: onnx.NodeProto, values: Mapping[str, onnx.TypeProto.Tensor]) -> float:
+    """What a node needs beside its inputs and outputs. Where attention has no fused kernel, as in float32, what it is
+    made of instead copies keys and values, wherever they are, and has the scores of each pair: [B, heads, Q, keys]. A
+    recurrent layer has the gates of all positions: [S, B, gates]."""
+    if node.op_type not in ("Attention", *_GATES):
+        return 0
+    first = values[node.input[0]]
+    rows = math.prod(each.dim_value for each in first.shape.dim[:-1]) * _item_bytes(first.elem_type)
+    if node.op_type == "Attention":
+        keys, content = (values[name] for name in node.input[1:3])
+        return rows * keys.shape.dim[-2].dim_value + _value_bytes(keys) + _value_bytes(content)
+    hidden = next(each.i for each in node.attribute if each.name == "hidden_size")
+    return rows * _GATES[node.op_type] * hidden
 
 
 def _at_its_largest(graph: Graph, sizes: Mapping[str, Extent]) -> onnx.ModelProto:
@@ -118,12 +142,24 @@ def _at_its_largest(graph: Graph, sizes: Mapping[str, Extent]) -> onnx.ModelProt
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     del model.graph.value_info[:]  # they are about axes by name
+    axes: dict[str, int] = {}
     for value in model.graph.input:
         for dimension, size in zip(value.type.tensor_type.shape.dim, largest.get(value.name, ()), strict=False):
+            axes[dimension.dim_param] = size
             dimension.dim_value = size
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
+    for value in _inside(model.graph):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param in axes:
+                dimension.dim_value = axes[dimension.dim_param]
     return model
+
+
+def _inside(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """What is declared within its loops and branches, by the names of axes."""
+    for body in bodies(graph):
+        yield from (*body.input, *body.output, *body.value_info)
 
 
 def _value_bytes(tensor: onnx.TypeProto.Tensor) -> float:

@@ -79,7 +79,11 @@ class CudaDevice:
         properties.location.id = self.number
         pool = self._check(driver.cuMemPoolCreate(properties))
         threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        self._check(driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(_NO_LIMIT)))
+        try:
+            self._check(driver.cuMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(_NO_LIMIT)))
+        except BaseException:
+            driver.cuMemPoolDestroy(pool)
+            raise
         return pool
 
     @property

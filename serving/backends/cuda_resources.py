@@ -45,11 +45,22 @@ class Owned:
 
     def release(self) -> None:
         """When the work that uses it is done. By the collector of garbage, so on any thread, whose device stays what it
-        was."""
+        was. A device that is lost gives nothing back before the process ends."""
         driver = self._cuda
         _, before = driver.cuCtxGetCurrent()
-        self._ended(driver.cuCtxSetCurrent(self._context))
-        self._ended(driver.cuStreamSynchronize(self._stream))
+        try:
+            answers = driver.cuCtxSetCurrent(self._context), driver.cuStreamSynchronize(self._stream)
+            if any(error.name in _LOST for (error,) in answers):
+                log.warning("GPU %d is lost, with all that it held", self._number)
+                return
+            for answer in answers:
+                self._ended(answer)
+            self._give_back()
+        finally:
+            driver.cuCtxSetCurrent(before)
+
+    def _give_back(self) -> None:
+        driver = self._cuda
         for executable in list(self.graphs):
             self.end_graph(driver.CUgraphExec(executable))
         for event in (*self.events[False], *self.events[True]):
@@ -65,7 +76,6 @@ class Owned:
         self._ended(driver.cuStreamSynchronize(self._stream))
         self._ended(driver.cuMemPoolDestroy(self._pool))
         self._ended(driver.cuStreamDestroy(self._stream))
-        driver.cuCtxSetCurrent(before)
 
     def _ended(self, answer: tuple[Any, ...]) -> None:
         if answer[0] != self._cuda.CUresult.CUDA_SUCCESS:

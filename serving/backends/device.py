@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import ModelError
+from beamline.serving.errors import ComputeError, DeviceLost, ModelError
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
 SCRATCH_BYTES = 64 * 2**20  # of a GPU, for copies whose places overlap; what is larger is done in parts
@@ -133,6 +133,18 @@ class Gpu(Device, Protocol):
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         """What `work` asks for, as one piece that can be repeated (a CUDA graph); None where that can't be done. `work`
         asks for it, but it is not done yet."""
+
+
+def is_lost(device: Gpu | None) -> bool:
+    """Whether it answers nothing any more, for as long as this process lives."""
+    try:
+        if device is not None:
+            device.memory()
+    except DeviceLost:
+        return True
+    except ComputeError:
+        pass
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import io
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,13 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
-from beamline.serving.backends.device import DeviceTensor, GraphSpec
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
 from beamline.serving.backends.weights import Weights
 from beamline.serving.contract.manifest import AnyManifest, Manifest
-from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
+from beamline.serving.errors import ComputeError, DeviceLost, ModelError, OutOfMemory
 from beamline.serving.rewrites.scatters import with_scatters_in_place
 from beamline.serving.rewrites.sizes import with_sizes_by_range
 
@@ -45,7 +47,7 @@ class OnnxRuntimeCudaRunner:
         options: Mapping[str, str] | None = None,
         place: str = "cuda",
         launch: Callable[[Callable[[], None]], None] = lambda work: work(),
-        owner: object = None,
+        owner: Gpu | None = None,
     ) -> None:
         """`owner`: whose stream it is. Sessions still use it when they are closed, so it goes after them."""
         self.max_slots: int | None = None  # as many as fit
@@ -57,6 +59,7 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
+        weakref.finalize(self, _keep_those_of_a_lost_device, self._sessions, owner)
         self._weights = Weights(folder, manifest)
         with self._weights.in_memory():
             for name, file in manifest.graphs:
@@ -86,6 +89,8 @@ class OnnxRuntimeCudaRunner:
             try:
                 session.run_with_iobinding(binding, options)
             except Exception as error:
+                if is_lost(self._owner):
+                    raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
                 if _is_about_memory(error):
                     raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
                 raise ComputeError(f"GPU {self._device}: {graph} failed: {error}") from error
@@ -102,6 +107,14 @@ class OnnxRuntimeCudaRunner:
                 opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
             self._sessions[graph] = opened
         return self._sessions[graph]
+
+
+def _keep_those_of_a_lost_device(sessions: Mapping[str, ort.InferenceSession], owner: Gpu | None) -> None:
+    """For ever: where one is closed, ONNX Runtime 1.31 throws in a destructor, which ends the process at once, and
+    calls that wait for their answers with it. CUDA gives nothing back of a lost device before the process ends."""
+    if is_lost(owner):
+        for session in sessions.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _left_out(manifest: AnyManifest) -> tuple[str, ...]:

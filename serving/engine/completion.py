@@ -13,7 +13,7 @@ from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import aligned
-from beamline.serving.errors import ComputeError, InvalidRequest
+from beamline.serving.errors import ComputeError, DeviceLost, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,15 @@ class Completion:
         moved = self._scheduler.release(slot)
         self._outputs.answer(request, answer, outcome)  # before the device is asked for anything, which may fail
         if moved is not None:
-            self._backend.move(moved, slot)
-            self.moves += 1
-            self._scheduler.active[slot].stays.append((self.first_slot + slot, self._clock()))
+            self._move(moved, slot)
+
+    def _move(self, source: int, target: int) -> None:
+        """The last slot into the one that was freed; where that fails, it costs the request that had it."""
+        try:
+            self._backend.move(source, target)
+        except DeviceLost:
+            raise
+        except Exception:
+            return self.fail_alone(target)
+        self.moves += 1
+        self._scheduler.active[target].stays.append((self.first_slot + target, self._clock()))

@@ -321,9 +321,9 @@ class Engine:
                 edits = [sum(each.edits.size + len(each.forbidden) for each in part.edits) for part in parts]
                 slot = max(range(len(requests)), key=lambda each: (edits[each], each))
                 log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)
+                by_id = {request.id: part for request, part in zip(requests, parts, strict=True)}
                 self.completion.finish(slot, out_of_memory(), Outcome.FAILED)
-                parts[slot] = parts[-1]  # as the slots are
-                parts.pop()
+                parts = [by_id[request.id] for request in requests]  # the last slot has moved
 
     def _launch(self, parts: Sequence[HostPart]) -> None:
         requests, vocabulary = self._scheduler.active, self.manifest.vocabulary.target_size

@@ -24,7 +24,7 @@ FAMILIES = MADE / "families"
 VERSIONS = sorted(path.parent for path in FAMILIES.glob("*/*/*/manifest.json"))
 # What README's table lists, but for kin that share the graphs of another one.
 MODEL_TYPES = {"own", "marian", "bart", "m2m_100", "t5", "gpt2", "llama", "torch_transformer", "beamline_transformer"}
-MODEL_TYPES |= {"torch_recurrent", "beamline_recurrent", "recurrent_language", "fairseq", "opennmt_py"}
+MODEL_TYPES |= {"torch_recurrent", "beamline_recurrent", "recurrent_language", "encoder-decoder", "gemma2", "bloom"}
 POOLED = {"torch_recurrent_pooled", "beamline_recurrent_pooled"}
 
 

@@ -94,7 +94,8 @@ def test_several_devices(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert isinstance(engines, Replicas)
     assert [engine.device for engine in engines.engines] == [0, 1, 2]
-    assert len(set(stub.held.device_bytes[:3]) - {0}) == 1  # the same on all three
+    taken = [now - then for now, then in zip(stub.held.device_bytes, before.device_bytes, strict=True)]
+    assert len(set(taken[:3]) - {0}) == 1  # the same on all three
     for engine in engines.engines:
         talk = Conversation(engine)
         for number, options in enumerate(KINDS):

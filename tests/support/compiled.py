@@ -14,6 +14,7 @@ from beamline.converters.tensorrt.version import CAPABILITIES, graphs
 from beamline.serving.contract.manifest import AnyManifest, Manifest, StateKind, read_any_manifest, read_manifest
 
 ONE_GPU = CAPABILITIES[1:2]
+SLOTS = 8
 
 
 def compile_lowered(version: Path, folder: Path, precision: str) -> dict[str, list[Built]]:
@@ -28,7 +29,7 @@ def compile_version(
     manifest: AnyManifest | None = None,
     capabilities: Sequence[str] = ONE_GPU,
     all_buckets: bool = False,
-    slots: int = 8,
+    slots: int = SLOTS,
     only: str | None = None,
 ) -> dict[str, list[Built]]:
     """Every graph (or `only` one, where time is short), in one bucket or in all; by name. It fails on anything that

@@ -46,7 +46,8 @@ def some_stops(model: ConvertedSeq2Seq, line: str) -> Iterator[list[str]]:
     written = theirs(model, line, [])
     words = tokenizer.decode(written, skip_special_tokens=True).split()
     # What a reader does not see, special tokens and rows without a word, are letters for them, and nothing for us.
-    unseen = {*tokenizer.all_special_ids, *range(len(tokenizer), model.manifest.vocabulary.target_size)} - {tokenizer.eos_token_id}
+    rows_without = range(len(tokenizer), model.manifest.vocabulary.target_size)
+    unseen = {*tokenizer.all_special_ids, *rows_without} - {tokenizer.eos_token_id}
     if len(words) < 4 or not unseen.isdisjoint(written):
         return
     first, second = words[1:3]

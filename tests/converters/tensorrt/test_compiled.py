@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from beamline.converters.tensorrt.build import BuildFailure
-from beamline.converters.tensorrt.version import CAPABILITIES
+from beamline.converters.tensorrt.build import BuildFailure, Built
+from beamline.converters.tensorrt.memory import needs
+from beamline.converters.tensorrt.profiles import chosen_buckets, extents
+from beamline.converters.tensorrt.version import CAPABILITIES, graphs
 from beamline.serving.contract.manifest import PooledManifest, read_any_manifest, read_manifest
 from beamline.serving.models.repository import newest, scan
-from tests.support.compiled import compile_lowered, compile_version
+from tests.support.compiled import SLOTS, compile_lowered, compile_version
 from tests.support.language_models import GPT2, ConvertedLanguageModel, convert_language_model
 from tests.support.marian_shape import MarianShape
 from tests.support.processes import ROOT, run_beamline
@@ -18,9 +20,22 @@ from tests.support.processes import ROOT, run_beamline
 SHIPPED = scan(ROOT / "model_repo").models
 
 
+def check_foreseen(folder: Path, found: dict[str, list[Built]]) -> None:
+    """What `beamline build` says before it builds is half to twice of what plans then are and ask for."""
+    manifest = read_any_manifest(folder)
+    said = needs(graphs(folder, manifest, chosen_buckets(manifest, ())[:1]), manifest, extents(manifest, SLOTS))
+    for need, (built,) in zip(said.plans, found.values(), strict=True):
+        assert need.title.startswith(tuple(found))
+        assert built.activation_bytes is not None
+        assert 0.5 < need.plan / len(built.content) < 2, (need, len(built.content))
+        assert 0.5 < need.activations / built.activation_bytes < 2, (need, built.activation_bytes)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_model_compiles(name: str) -> None:
-    compile_version(newest(SHIPPED[name]).folder)
+    """One has weights of 8 bits, the other loops."""
+    folder = newest(SHIPPED[name]).folder
+    check_foreseen(folder, compile_version(folder))
 
 
 @pytest.mark.full
@@ -57,11 +72,13 @@ def test_shipped_checkpoint_compiles_in_few_bits(name: str, precision: str, tmp_
 
 def test_a_transformer_compiles(reference_version: Path) -> None:
     found = compile_version(reference_version)
+    check_foreseen(reference_version, found)
     assert found["step"][0].layers["ATTENTION_INPUT"] == 2 * (len(read_manifest(reference_version).state) // 4)
 
 
 def test_a_language_model_compiles(language_model: ConvertedLanguageModel) -> None:
     found = compile_version(language_model.folder)
+    check_foreseen(language_model.folder, found)
     for name, attentions in (("prefill", 1), ("step", 2), ("score", 2)):
         layers = found[name][0].layers
         assert (layers["ATTENTION_INPUT"], layers["ROTARY_EMBEDDING"]) == (attentions, 2)
@@ -79,7 +96,9 @@ def test_a_language_model_compiles_in_every_precision(
 
 def test_a_classifier_compiles(pooled_repository: Path) -> None:
     folder = pooled_repository / "mood" / "1"
-    (plan,) = compile_version(folder)["pooled"]
+    found = compile_version(folder)
+    check_foreseen(folder, found)
+    (plan,) = found["pooled"]
     assert plan.layers["RECURRENCE"] > 0
     manifest = read_any_manifest(folder)
     assert isinstance(manifest, PooledManifest)

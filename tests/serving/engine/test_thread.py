@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import pytest
 
@@ -144,6 +144,24 @@ def test_whichever_call_loses_the_device_everybody_is_answered(call: str) -> Non
     found = [each.get_nowait() for each in answers]  # which raises where somebody has none
     assert any(isinstance(answer, ShuttingDown) for answer in found)
     assert thread.trouble(60) == "the device of fake is lost"
+
+
+def test_a_slot_that_can_not_be_moved_costs_the_request_that_had_it() -> None:
+    """Not its neighbours, nor those who wait."""
+    alone = engine()
+    thread, device, move = EngineThread([alone]), cast(Any, alone._backend), alone._backend.move
+
+    def fails_once(source: int, target: int) -> Never:
+        device.move = move
+        raise ComputeError("a copy failed")
+
+    device.move = fails_once
+    short, long, waits = ask(alone, 3), ask(alone, 30), ask(alone, 3)
+    while thread._turn():
+        pass
+    assert isinstance(short.get_nowait(), Result)
+    assert isinstance(long.get_nowait(), ComputeError)
+    assert isinstance(waits.get_nowait(), Result)
 
 
 def test_nobody_waits_for_what_a_device_says_of_itself() -> None:

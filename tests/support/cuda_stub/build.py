@@ -21,7 +21,7 @@ ROOT = HERE.parents[2]
 KERNELS = ROOT / "serving" / "backends" / "kernels"
 _FLAGS = ("-O1", "-g", "-fPIC", "-shared", "-w", "-Wl,-rpath,$ORIGIN")
 # What creates something gives a handle back; all else is content.
-_CREATES = re.compile(r"(Create_v2|LtCreate|DescCreate|PreferenceCreate|LayoutCreate|^cudnnCreate\w*)$")
+_CREATES = re.compile(r"(Create_v2|LtCreate|DescCreate|PreferenceCreate|LayoutCreate|^cudnnCreate\w*|CreateGenerator)$")
 
 
 class NotHere(Exception):
@@ -97,7 +97,9 @@ def _generated(names: set[str]) -> str:
     lines = ['#include "device.h"', "#include <stdlib.h>"]
     for name in sorted(names):
         if _CREATES.search(name):
-            lines.append(f"int {name}(void **made) {{ NOTE(0); *made = calloc(1, 4096); return 0; }}")
+            lines.append(f"int {name}(void **made) {{ NOTE(0); *made = calloc(1, 4096); library_holds(1); return 0; }}")
+        elif "Destroy" in name and _CREATES.search(name.replace("Destroy", "Create")):
+            lines.append(f"int {name}(void *made) {{ NOTE(0); if (made) library_holds(-1), free(made); return 0; }}")
         elif re.search(r"(StatusName|StatusString)$", name):
             lines.append(f'const char *{name}(int status) {{ return "a stub\'s status"; }}')
         else:

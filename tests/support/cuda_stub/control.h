@@ -18,6 +18,7 @@ extern struct control {
     long fail_loses;
     long allocations, launches; /* so far */
     long pinned_bytes, streams, events, graphs; /* that there are now */
+    long handles, library_handles; /* pools and modules; what cuBLAS, cuDNN and the others have made */
     long device_bytes[DEVICES];
     long rows;
     struct row { char name[104]; long calls, bytes, largest; } row[ROWS];

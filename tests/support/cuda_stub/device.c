@@ -52,6 +52,9 @@ void wrong(const char *what, const char *who) {
     note(text, 0);
 }
 
+void holds(int more) { __atomic_add_fetch(&control->handles, more, __ATOMIC_SEQ_CST); }
+void library_holds(int more) { __atomic_add_fetch(&control->library_handles, more, __ATOMIC_SEQ_CST); }
+
 /* -- devices ------------------------------------------------------------------------------------------------ */
 
 static __thread int current = -1;

@@ -25,6 +25,8 @@ void wrong(const char *what, const char *who);
 /* -- devices -- */
 int device_count(void);
 int compute_capability(void);
+void holds(int more);                      /* pools and modules that somebody was given, or has given back */
+void library_holds(int more);              /* and what libraries have made for somebody */
 size_t total_bytes(void);
 size_t free_bytes(int device);
 int current_device(void);                  /* of the calling thread; -1 where none was set */

@@ -51,8 +51,10 @@ R cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *q) {
     if (q->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || q->location.type != CU_MEM_LOCATION_TYPE_DEVICE) { wrong("its properties", __func__); return INVALID_VALUE; }
     struct pool *made = calloc(1, sizeof *made);
     *made = (struct pool){POOL, q->location.id, 0};
+    if (lost()) { free(made); return DEVICE_LOST; }
     *p = (CUmemoryPool)made;
-    return lost();
+    holds(1);
+    return OK;
 }
 static struct pool *pool_of(CUmemoryPool p, const char *who) {
     struct pool *pool = (struct pool *)p;
@@ -60,7 +62,7 @@ static struct pool *pool_of(CUmemoryPool p, const char *who) {
     wrong("not a pool, or destroyed", who);
     return NULL;
 }
-R cuMemPoolDestroy(CUmemoryPool p) { NOTE(0); struct pool *pool = pool_of(p, __func__); if (!pool) return INVALID_HANDLE; pool->magic = 0; return lost(); }
+R cuMemPoolDestroy(CUmemoryPool p) { NOTE(0); struct pool *pool = pool_of(p, __func__); if (!pool) return INVALID_HANDLE; pool->magic = 0; holds(-1); return lost(); }
 R cuMemAllocFromPoolAsync(CUdeviceptr *a, size_t n, CUmemoryPool p, CUstream s) { NOTE(n); NEEDS_CONTEXT return pool_of(p, __func__) ? allocate((void **)a, n, ON_DEVICE) : INVALID_HANDLE; }
 R cuMemPoolSetAttribute(CUmemoryPool p, CUmemPool_attribute a, void *v) {
     NOTE(0);
@@ -142,10 +144,12 @@ R cuModuleLoadData(CUmodule *m, const void *image) {
     NOTE(0);
     NEEDS_CONTEXT
     if (!strstr(image, ".version") || !strstr(image, ".entry")) { wrong("not PTX", __func__); return 218; }
+    if (lost()) return DEVICE_LOST;
     *m = (CUmodule)strdup(image);
-    return lost();
+    holds(1);
+    return OK;
 }
-R cuModuleUnload(CUmodule m) { NOTE(0); free(m); return OK; }
+R cuModuleUnload(CUmodule m) { NOTE(0); free(m); holds(-1); return OK; }
 R cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
     NOTE(0);
     *f = strstr((char *)m, name) ? stub_kernel(name) : NULL;

@@ -13,7 +13,7 @@ from typing import Any
 from beamline.converters.checkpoints.source import OwnFiles
 from beamline.converters.conversion import Draft
 from beamline.converters.export import export_graphs
-from beamline.converters.families import any_converter_for
+from beamline.converters.families import any_converter_for, families
 from beamline.converters.passes.lowering import LOWERINGS, write_lowered
 from beamline.converters.tasks.generation import GenerationConverter, search_constants
 from beamline.serving.contract.manifest import Manifest
@@ -21,7 +21,7 @@ from examples.own_module.model import Digits
 from examples.own_module.train import write as write_own_module
 from tests.converters.families.test_recurrent_language import SHAPES as RECURRENT_LANGUAGE
 from tests.converters.families.test_recurrent_language import shape_config, write_lively
-from tests.support import language_models, pooled, recurrent, recurrent_users, seq2seq
+from tests.support import language_families, language_models, pooled, recurrent, recurrent_users, seq2seq
 from tests.support.captions import as_ours, show_attend_tell
 from tests.support.checkpoints import (
     TorchShape,
@@ -31,16 +31,15 @@ from tests.support.checkpoints import (
     write_torch_transformer,
 )
 from tests.support.encoder_decoder_pairs import PAIRS
-from tests.support.fairseq import FAIRSEQ
+from tests.support.fairseq import LEARNED, MULTILINGUAL, WMT19
 from tests.support.fixture_cache import ROOT
-from tests.support.language_families import ONE_EACH
 from tests.support.marian import write_marian_directory
 from tests.support.opennmt import OPENNMT
 
 Kinds = Mapping[str, Callable[[Path], object]]  # by name: writes a checkpoint into a folder
-# Model types of which the sample has relatives, with nearly the same graphs: only in the whole grid.
-KIN = frozenset({"mbart", "pegasus", "mt5", "umt5", "encoder-decoder", "mistral", "qwen2"})
-KIN |= {each.family for each in ONE_EACH}
+# Model types whose graphs have the operators of another one's: only in the whole grid.
+KIN = frozenset({"mbart", "pegasus", "mt5", "umt5", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi3"})
+KIN |= {"smollm3", "olmo2", "gpt_neox", "opt", "fairseq", "opennmt_py"}
 OWN_MODULE = ROOT / "examples" / "own_module" / "model.py"
 
 
@@ -77,12 +76,20 @@ def kinds() -> dict[str, Kinds]:
             "shared": write_marian_directory,
             "separate": partial(write_marian_directory, separate_vocabs=True),
         },
-        **_of(seq2seq.SHAPES, seq2seq.write_seq2seq),
-        "fairseq": {shape.name: partial(seq2seq.write_seq2seq, shape=shape) for shape in FAIRSEQ},
-        "opennmt_py": {OPENNMT.name: partial(seq2seq.write_seq2seq, shape=OPENNMT)},
         "encoder-decoder": {shape.name: partial(seq2seq.write_seq2seq, shape=shape) for shape in PAIRS},
-        **_of((*language_models.SHAPES, *ONE_EACH), language_models.write_language_model),
+        "fairseq": {
+            shape.name: partial(seq2seq.write_seq2seq, shape=shape) for shape in (WMT19, MULTILINGUAL, LEARNED)
+        },
+        "opennmt_py": {OPENNMT.name: partial(seq2seq.write_seq2seq, shape=OPENNMT)},
+        **_of(seq2seq.SHAPES, seq2seq.write_seq2seq),
+        **_of((*language_models.SHAPES, *language_families.ONE_EACH), language_models.write_language_model),
     }
+
+
+def left_out() -> list[str]:
+    """Model types that the converters know, and of which there is no model here."""
+    known = {model_type for family in families() for model_type in family.model_types}
+    return sorted(known - set(kinds()))
 
 
 def _of(shapes: Sequence[Any], write: Callable[..., Path]) -> dict[str, Kinds]:
@@ -156,6 +163,9 @@ def _write_precisions(folder: Path, converter: GenerationConverter, precisions: 
         lowering, target = LOWERINGS[precision], folder / precision
         lowered = write_lowered(plain, manifest, target, precision, lowering.graph, lowering.state(manifest.state))
         (target / "manifest.json").write_text(lowered.to_json())
+        for file in plain.glob("*.json"):  # tokenizers
+            if not (target / file.name).exists():
+                shutil.copy(file, target)
 
 
 def _export(folder: Path, converter: GenerationConverter) -> Manifest:

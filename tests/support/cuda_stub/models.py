@@ -11,7 +11,7 @@ from pathlib import Path
 
 from beamline.converters.passes.lowering import lower
 from beamline.serving.contract.manifest import PRECISIONS, read_manifest
-from tests.support.cuda_stub.families import KIN, kinds, write_kind
+from tests.support.cuda_stub.families import KIN, kinds, left_out, write_kind
 from tests.support.fixture_cache import fixture_cache
 from tests.support.language_models import LLAMA, write_converted
 from tests.support.marian_shape import EOS, export
@@ -46,6 +46,8 @@ def write_models(folder: Path) -> None:
 
 def write_families(folder: Path, full: bool) -> None:
     """folder/MODEL_TYPE/KIND/PRECISION is a version each."""
+    if missing := left_out():
+        raise SystemExit(f"of {', '.join(missing)} there is no model in tests/support/cuda_stub/families.py")
     precisions = tuple(each for each in PRECISIONS if each != "float32") if full else SAMPLED
     for model_type, all_kinds in kinds().items():
         wanted = list(all_kinds) if full else list(all_kinds)[: model_type not in KIN]

@@ -29,7 +29,10 @@ class _Control(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch", "lost")),
         ("fail_name", ctypes.c_char * 104),
         *((name, ctypes.c_long) for name in ("fail_call", "fail_loses", "allocations", "launches")),
-        *((name, ctypes.c_long) for name in ("pinned_bytes", "streams", "events", "graphs")),
+        *(
+            (name, ctypes.c_long)
+            for name in ("pinned_bytes", "streams", "events", "graphs", "handles", "library_handles")
+        ),
         ("device_bytes", ctypes.c_long * _DEVICES),
         ("rows", ctypes.c_long),
         ("row", _Row * _ROWS),
@@ -52,6 +55,8 @@ class Held:
     streams: int
     events: int
     graphs: int
+    handles: int  # pools and modules
+    library_handles: int  # of cuBLAS, cuDNN and the others, which ONNX Runtime makes
 
 
 class Stub:
@@ -83,7 +88,7 @@ class Stub:
     def held(self) -> Held:
         control = self._control
         kept = (control.pinned_bytes, control.streams, control.events, control.graphs)
-        return Held(tuple(control.device_bytes), *kept)
+        return Held(tuple(control.device_bytes), *kept, control.handles, control.library_handles)
 
     @property
     def allocations(self) -> int:
