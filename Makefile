@@ -27,9 +27,9 @@ EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 PROTOC := $(DEV)/bin/python -m grpc_tools.protoc -I beamline/protos=protos
 PROTOS := $(patsubst protos/%,beamline/protos/%,$(wildcard protos/*.proto))
 
-# Tests run in as many processes as there are cores; more than eight would mostly import torch. Whoever chooses some of
-# them gets them from one process, sooner and with their output.
-WORKERS ?= $(if $(TEST_ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
+# Tests run in half as many processes again as there are cores, because some of them wait; more than eight would mostly
+# import torch. Whoever chooses some of them gets them from one process, sooner and with their output.
+WORKERS ?= $(if $(TEST_ARGS),0,$(shell wanted=$$(($$(nproc) * 3 / 2)); echo $$((wanted < 8 ? wanted : 8))))
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The parts of test-full: a folder of tests each, but that TensorRT's compiler, engine and backends, which take longest,

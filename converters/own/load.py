@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import traceback
@@ -49,12 +50,18 @@ class Origin:
         return f"{type(error).__name__}: {text[0] if text else 'no message'}{self.place(error)}"
 
 
+def _digest(file: Path) -> str:
+    return hashlib.sha256(str(file).encode()).hexdigest()[:8]
+
+
 def build(origin: Origin) -> nn.Module:
     """The module that the user's function returns. Its folder can be imported from, as when the file is run."""
     file = origin.file.resolve()
     if not file.is_file():
         raise ConversionError(f"{origin.file} does not exist")
-    spec = importlib.util.spec_from_file_location(f"beamline_own_{file.stem}", file)
+    # By a name of its own: tracing looks a function's globals up in the module of that name, also when other files of
+    # the same name were loaded in between.
+    spec = importlib.util.spec_from_file_location(f"beamline_own_{file.stem}_{_digest(file)}", file)
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)

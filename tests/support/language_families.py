@@ -43,7 +43,7 @@ _GEMMA3 = {**_GEMMA2, "sliding_window_pattern": 2, "tie_word_embeddings": True}
 
 MISTRAL = shape("mistral", "mistral-window", sliding_window=WINDOW)
 QWEN3 = shape("qwen3", "qwen3", head_dim=16)
-GEMMA2 = shape("gemma2", "gemma2", **_GEMMA2, **_CAPS)
+GEMMA2 = shape("gemma2", "gemma2", **(_GEMMA2 | {"num_hidden_layers": 2}), **_CAPS)
 GEMMA3 = shape("gemma3_text", "gemma3", **_GEMMA3, **_gemma3(rope_type="default"))
 PHI4 = shape("phi3", "phi4-in-part", **_longrope(6, partial_rotary_factor=0.75))
 SMOLLM3 = shape("smollm3", "smollm3", **_THREE, no_rope_layer_interval=2, tie_word_embeddings=True)

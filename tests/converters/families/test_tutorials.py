@@ -56,6 +56,7 @@ def reasons_of(folder: Path, at: Path) -> list[str]:
     return list(caught.value.reasons)
 
 
+@pytest.mark.full
 def test_the_transformer_tutorial_answers_as_it_does_itself(tmp_path: Path) -> None:
     model = tutorial_transformer()
     folder = write_tutorial_transformer(tmp_path / "source", model)
@@ -100,6 +101,7 @@ def test_a_position_buffer_that_is_something_else_is_refused(tmp_path: Path) -> 
 # -- the seq2seq tutorial --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_seq2seq_tutorial_answers_as_it_does_itself(tmp_path: Path) -> None:
     """An nn.GRU in `step`, its weights in the .pt file that the tutorial's torch.save makes."""
     torch.manual_seed(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 from beamline.converters.checkpoints.source import OwnFiles
 from beamline.converters.families import converter_for
+from beamline.converters.own.load import Origin, build
 from beamline.serving.cli import main
 from beamline.serving.contract.manifest import StateKind, read_manifest
 from beamline.serving.engine.options import DecodingOptions
@@ -280,6 +282,17 @@ def test_a_file_that_fails(tmp_path: Path) -> None:
     own = OwnFiles(tmp_path / "weights.safetensors", tmp_path / "source.json")
     with pytest.raises(ConversionError, match=r"failed: ZeroDivisionError: division by zero \(model.py, line 2\)"):
         converter_for(tmp_path / "model.py:build", own=own).load()
+
+
+def test_files_of_one_name_are_modules_of_their_own(tmp_path: Path) -> None:
+    """Tracing looks a function's globals up in the module that it says it is of."""
+    code = "from torch import nn\nNAME = {!r}\nclass Own(nn.Identity):\n    pass\ndef build():\n    return Own()\n"
+    modules = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_module(tmp_path / name, code.format(name))
+        modules.append(build(Origin(tmp_path / name / "model.py", "build")))
+    assert [vars(sys.modules[type(module).__module__])["NAME"] for module in modules] == ["one", "two"]
 
 
 def test_weights_are_never_unpickled(tmp_path: Path) -> None:
