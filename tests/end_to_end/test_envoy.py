@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+import urllib.request
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -89,6 +90,10 @@ def test_no_call_fails_while_servers_are_stopped_one_after_the_other(tmp_path: P
 
         running = [start(0), start(1)]
         balancer = everything.enter_context(envoy(tmp_path, grpc_ports, http_ports, retries=False))
+        # What is no gRPC goes to the HTTP port.
+        for path in ("/v2/health/ready", "/v2", "/v1/models", "/healthz/ready"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{balancer.port}{path}", timeout=PATIENCE) as answer:
+                assert answer.status == 200, path
         with Callers(balancer.port) as callers:
             for number in range(STOPS):
                 index = number % 2
