@@ -50,6 +50,11 @@ def print_machine(one: Measured) -> None:
         f"for each request, {steps:.1f} steps a request, "
         f"{format_duration(machine.way_seconds)} outside the engine: at most {machine.capacity(steps):.1f} requests/s"
     )
+    if one.behind is not None and one.behind < machine.capacity(steps):
+        print(
+            f"Don't rely on it: measured, it did not keep up with {one.behind:.1f} requests/s. Something else took its "
+            "time, the load tester on the same cores, say, or the stages were too short."
+        )
 
 
 def print_fleet(name: str, found: Fleet, rate: float, spare: int, price: float | None) -> None:

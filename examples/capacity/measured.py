@@ -22,6 +22,7 @@ _KEPT_UP = 0.9  # of what was sent was answered: else slots were taken by reques
 class Measured:
     machine: Machine
     steps: NDArray[np.int64]  # of the requests that were sent
+    behind: float | None = None  # the lowest rate, in requests a second, with which it did not keep up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class _Point:
     count: int  # of steps
     slot_steps: float  # a request
     kept_up: bool  # with what was sent
+    rate: float  # of what was answered, or sent where that is known
 
 
 def measured(folder: Path, engines: int = 1) -> Measured:
@@ -75,7 +77,8 @@ def measured(folder: Path, engines: int = 1) -> Measured:
     )
     way_seconds = max(0.0, float(np.median(way - scale * of_stage * least.step_seconds)))
     steps = np.maximum(1, np.rint(scale * tokens)).astype(np.int64)
-    return Measured(Machine(slots, float(base), float(slope), way_seconds, engines), steps)
+    behind = min((each.rate for each in points if not each.kept_up), default=None)
+    return Measured(Machine(slots, float(base), float(slope), way_seconds, engines), steps, behind)
 
 
 def _point(number: int, stage: Stage, times: ServerTimes, slots: int, engines: int) -> _Point:
@@ -84,7 +87,8 @@ def _point(number: int, stage: Stage, times: ServerTimes, slots: int, engines: i
     batch = times.mean_occupancy * slots / engines  # a server counts its engines together
     answered = stage.throughput * stage.seconds
     kept_up = stage.sent_rate is None or stage.throughput > _KEPT_UP * stage.sent_rate
-    return _Point(number, batch, times.mean_step_seconds, times.steps, batch * times.steps / answered, kept_up)
+    rate = stage.throughput if stage.sent_rate is None else stage.sent_rate
+    return _Point(number, batch, times.mean_step_seconds, times.steps, batch * times.steps / answered, kept_up, rate)
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ import pytest
 from beamline.loadtest.errors import LoadTestError
 from beamline.loadtest.load.arrivals import Poisson
 from beamline.loadtest.report.document import ServerSample, ServerTimes, Stage, read
-from examples.capacity.__main__ import main
+from examples.capacity.__main__ import main, print_machine
 from examples.capacity.balancing import policy
 from examples.capacity.measured import Measured, measured
 from examples.capacity.simulation import Machine, simulate
@@ -68,6 +68,12 @@ def test_the_smallest_fleet_that_holds_the_limit() -> None:
 def test_what_no_number_of_machines_can_do_is_said() -> None:
     with pytest.raises(LoadTestError, match=r"no number of machines .* a request has 0.5 s"):
         smallest(Measured(MACHINE, np.array([10])), 100, 0.4, "round-robin", 1)
+
+
+def test_a_curve_that_contradicts_itself_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for behind, said in ((5.0, True), (1000.0, False), (None, False)):
+        print_machine(Measured(MACHINE, np.array([5]), behind))
+        assert ("did not keep up with 5.0 requests/s" in capsys.readouterr().out) is said
 
 
 def curve(folder: Path, machine: Machine, rates: tuple[float, ...], steps: int = 5) -> Path:
