@@ -48,6 +48,10 @@ class Lifecycle:
                 timeout.reschedule(0)  # in the past: it expires now
 
     @property
+    def live(self) -> bool:
+        return self.phase is not Phase.FAILED
+
+    @property
     def ready(self) -> bool:
         return self.phase is Phase.READY and self._serves_a_model()
 

@@ -26,7 +26,7 @@ from beamline.serving.api.open_inference.methods import OpenInference
 from beamline.serving.contract.call import REQUEST_ID, with_request_id
 from beamline.serving.contract.manifest import PooledManifest
 from beamline.serving.errors import RequestError
-from beamline.serving.lifecycle import Lifecycle, Phase
+from beamline.serving.lifecycle import Lifecycle
 from beamline.serving.models.registry import Models
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.text.model_card import ModelCard
@@ -87,9 +87,9 @@ def gateway_app(
 
 def _health(lifecycle: Lifecycle) -> list[Route]:
     async def live(request: Request) -> Response:
-        if lifecycle.phase is Phase.FAILED:
-            return PlainTextResponse(lifecycle.describe, status_code=503)
-        return PlainTextResponse("ok")
+        if lifecycle.live:
+            return PlainTextResponse("ok")
+        return PlainTextResponse(lifecycle.describe, status_code=503)
 
     async def ready(request: Request) -> Response:
         if lifecycle.ready:

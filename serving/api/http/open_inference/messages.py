@@ -7,7 +7,8 @@ the response is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,15 +48,11 @@ def read_infer(body: bytes, header_length: int | None, name: str, version: str) 
     if header_length is not None and header_length > len(body):
         raise InvalidRequest(f"{HEADER_LENGTH} is {header_length}, but the body has {len(body)} bytes")
     end = len(body) if header_length is None else header_length
-    try:
-        # The path says which model is meant: a body may be passed on from one to another.
-        known = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+    # The path says which model is meant: a body may be passed on from one to another.
+    known = ("id", "parameters", "inputs", "outputs", "model_name", "model_version")
+    with _whole_and_flat():
         given = _fields(read_json(body[:end]), "the request", known)
         return _infer_call(given, _Tail(body[end:]), name, version)
-    except UnicodeEncodeError:
-        raise InvalidRequest("the JSON has text with half of a surrogate pair; it must be whole characters") from None
-    except RecursionError:
-        raise InvalidRequest("the body is not JSON that is read here: it is nested too deeply") from None
 
 
 def _infer_call(given: dict[str, Any], tail: _Tail, name: str, version: str) -> InferCall:
@@ -169,16 +166,15 @@ def _fill(tensor: oip.ModelInferRequest.InferInputTensor, where: str, values: li
 
 
 def read_index(body: bytes) -> oip.RepositoryIndexRequest:
-    ready = _optional(body, ("ready",)).get("ready", False)
-    return oip.RepositoryIndexRequest(ready=_typed(bool, ready, "`ready`", "true or false"))
+    with _whole_and_flat():
+        ready = _optional(body, ("ready",)).get("ready", False)
+        return oip.RepositoryIndexRequest(ready=_typed(bool, ready, "`ready`", "true or false"))
 
 
 def read_change(body: bytes, message: oip.RepositoryModelLoadRequest | oip.RepositoryModelUnloadRequest) -> None:
     """The parameters of a load or unload."""
-    try:
+    with _whole_and_flat():
         set_parameters(_parameters(_optional(body, ("parameters",)), "the request"), message.parameters)
-    except UnicodeEncodeError:
-        raise InvalidRequest("the JSON has text with half of a surrogate pair; it must be whole characters") from None
 
 
 def _optional(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
@@ -188,6 +184,17 @@ def _optional(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _whole_and_flat() -> Iterator[None]:
+    """Refuses what is JSON, but more than Python's reader or a message can hold."""
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise InvalidRequest("the JSON has text with half of a surrogate pair; it must be whole characters") from None
+    except RecursionError:
+        raise InvalidRequest("the body is not JSON that is read here: it is nested too deeply") from None
+
+
 def read_json(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
@@ -195,8 +202,6 @@ def read_json(body: bytes) -> Any:
         raise InvalidRequest(
             f"the body is not JSON in UTF-8; where tensors stand behind it, {HEADER_LENGTH} says where it ends"
         ) from None
-    except RecursionError:
-        raise InvalidRequest("the body is not JSON that is read here: it is nested too deeply") from None
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
 

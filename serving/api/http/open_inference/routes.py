@@ -29,7 +29,7 @@ from beamline.serving.api.http.open_inference.messages import (
 )
 from beamline.serving.api.open_inference.methods import SERVICE, OpenInference
 from beamline.serving.contract.call import header_number
-from beamline.serving.lifecycle import Lifecycle, Phase
+from beamline.serving.lifecycle import Lifecycle
 
 VERSION = "/versions/{version}"  # may stand behind a model's name
 _MAX_LENGTH = 10**9 - 1
@@ -146,6 +146,6 @@ def _health(lifecycle: Lifecycle) -> list[Route]:
         return handle
 
     return [
-        Route("/v2/health/live", says("live", lambda: lifecycle.phase is not Phase.FAILED)),
+        Route("/v2/health/live", says("live", lambda: lifecycle.live)),
         Route("/v2/health/ready", says("ready", lambda: lifecycle.ready)),
     ]
