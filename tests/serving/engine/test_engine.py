@@ -42,9 +42,15 @@ def crowd(count: int, seed: int) -> list[tuple[list[int], DecodingOptions]]:
     ]
 
 
+def is_same(found: Result, expected: Result) -> bool:
+    return all(
+        same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.token_log_probs)
+        for mine, other in zip(found.hypotheses, expected.hypotheses, strict=True)
+    )
+
+
 def assert_same(found: Result, expected: Result) -> None:
-    for mine, other in zip(found.hypotheses, expected.hypotheses, strict=True):
-        assert same_or_tie(mine.tokens, mine.token_log_probs, other.tokens, other.token_log_probs)
+    assert is_same(found, expected), f"{found} is not {expected}"
 
 
 @pytest.mark.parametrize("stagger", [0, 1, 3])

@@ -42,6 +42,8 @@ def restricted_int8(int8_model: MarianShape, tmp_path_factory: pytest.TempPathFa
 def words_for(model: MarianShape, source: list[int], options: DecodingOptions) -> set[int]:
     """What a request may say, by the table that the model was given."""
     named = {word for word, bias in options.logit_bias if bias > 0}
+    if options.forced_bos_id is not None:
+        named.add(options.forced_bos_id)
     lists = (FEW[word] for word in source)
     return {*EVERYWHERE, *model.manifest.vocabulary.eos_ids, *options.prefix, *named}.union(*lists)
 
