@@ -14,10 +14,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import opset18
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.onnx import OnnxExporterError
 
 from beamline.converters.modules.graphs import (
     PREFILL_INPUTS,
@@ -93,16 +98,24 @@ class TracedGraph:
 
     def export(self) -> ir.Model:
         with torch.no_grad(), quiet(), uncollected():
-            program = torch.onnx.export(
-                self.module.eval(),
-                self.arguments,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=self.names,
-                output_names=self.outputs,
-                dynamic_shapes=self.dynamic_shapes,
-                verbose=False,
-            )
+            try:
+                with traced_once():
+                    return self._export()
+            except OnnxExporterError:
+                return self._export()
+
+    def _export(self) -> ir.Model:
+        program = torch.onnx.export(
+            self.module.eval(),
+            self.arguments,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=self.names,
+            output_names=self.outputs,
+            dynamic_shapes=self.dynamic_shapes,
+            custom_translation_table={torch.ops.aten.to.dtype: _cast, torch.ops.aten.reshape.default: _reshape},
+            verbose=False,
+        )
         assert program is not None
         return program.model
 
@@ -226,3 +239,37 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def traced_once() -> Iterator[None]:
+    """The exporter traces a captured program anew to replace the operators that it can't translate, which takes longer
+    than to capture it. Here it leaves programs alone that seem to have none; what it can't translate then is an error.
+    """
+    decompose = ExportedProgram.run_decompositions
+
+    def decompose_if_needed(program: ExportedProgram, table: dict[object, object]) -> ExportedProgram:
+        called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+        needed = any(target in table or isinstance(target, HigherOrderOperator) or _writes(target) for target in called)
+        return decompose(program, table) if needed else program
+
+    ExportedProgram.run_decompositions = decompose_if_needed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
+
+
+def _writes(target: object) -> bool:
+    """Whether an operator changes its arguments; an ONNX graph has no such ones."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def _cast(x: Any, dtype: int, non_blocking: bool = False, copy: bool = False, memory_format: object = None) -> Any:
+    """`x.to(dtype)`, `x.float()` and so on, for which the exporter has no translation of its own."""
+    return opset18.Cast(x, to=dtype)
+
+
+def _reshape(x: Any, shape: Any) -> Any:
+    """An axis of length 0 is one, as in PyTorch: the exporter's own has it copied from `x`."""
+    return opset18.Reshape(x, shape, allowzero=1)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.export import ExportedProgram
 
 from beamline.converters.certificate.verify import Certificate, Tolerance
 from beamline.converters.conversion import PARITY_FILE
@@ -51,3 +52,17 @@ def quick_conversion(copied_graphs: None, reference_version: Path, monkeypatch: 
     content = json.loads((reference_version / PARITY_FILE).read_text())
     certificate = Certificate(**{**content, "tolerance": Tolerance(**content["tolerance"])})
     monkeypatch.setattr(generation, "verify", lambda *_: certificate)
+
+
+@pytest.fixture
+def traced_again(monkeypatch: pytest.MonkeyPatch) -> list[ExportedProgram]:
+    """The programs whose operators were replaced, by tracing them once more."""
+    programs: list[ExportedProgram] = []
+    decompose: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
+
+    def note(program: ExportedProgram, table: dict[object, object]) -> ExportedProgram:
+        programs.append(program)
+        return decompose(program, table)
+
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", note)
+    return programs

@@ -50,7 +50,7 @@ class Attention(nn.Module):
             weights = torch.where(visible, scores, HIDDEN).softmax(-1)
         else:
             offset = torch.arange(mask.shape[1], device=mask.device) - self._centre(query, mask, positions)
-            near = visible & (offset.abs() <= self.radius)  # [B, K or 1, S]
+            near = torch.logical_and(visible, offset.abs() <= self.radius)  # [B, K or 1, S]
             weights = torch.where(near, scores, HIDDEN).softmax(-1)
             if self.window == "predictive":
                 # Luong's: a bell curve over the window, whose deviation is half the radius; not normalised again.

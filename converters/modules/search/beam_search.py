@@ -81,7 +81,7 @@ def next_beams(candidates: Candidates, eos_ids: tuple[int, ...], width: Tensor, 
     """The best K candidates that don't end. Where a request has fewer beams than the batch, the surplus is dead."""
     ends = torch.zeros_like(candidates.tokens, dtype=torch.bool)
     for eos_id in eos_ids:
-        ends = ends | (candidates.tokens == eos_id)
+        ends = torch.logical_or(ends, candidates.tokens == eos_id)
     alive = torch.where(ends, candidates.scores + DEAD, candidates.scores)
     scores, pick = alive.topk(beams, dim=1)
     surplus = torch.arange(beams)[None, :] >= width[:, None]

@@ -49,9 +49,9 @@ def _threshold(shares: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
     counted = top_k < count
     total = torch.where(counted, among.sum(1, keepdim=True), 1.0)
     before = among.cumsum(1) - among
-    stays = (before < top_p * total) & (among > 0)
+    stays = torch.logical_and(before < top_p * total, among > 0)
     last = torch.where(stays, best, 1.0).amin(1, keepdim=True)
-    filtered = counted | (top_p < 1)
+    filtered = torch.logical_or(counted, top_p < 1)
     return torch.maximum(torch.where(filtered, last, 0.0), min_p * best[:, :1])
 
 

@@ -43,7 +43,7 @@ class Tree:
         beams = torch.arange(ancestry.shape[1])
         entries = torch.arange(ancestry.shape[2])
         own = (write_index[:, None] + beams)[:, :, None] == entries  # [B, K, C]
-        return cls(write_index, ancestry | own)
+        return cls(write_index, torch.logical_or(ancestry, own))
 
     @property
     def mask(self) -> Tensor:
