@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from beamline.serving.models import loading
 from tests.support.fixture_cache import ROOT, fixture_cache
 from tests.support.work_units import arrange
 
@@ -34,6 +37,21 @@ settings.load_profile("beamline")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     arrange(items)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: nobody need look through them for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unloaded_models_go_by_themselves() -> Iterator[None]:
+    """A server that unloads a model looks through its whole process for garbage: milliseconds in one of its own, where
+    tests see it give memory back, and half a second here, beside torch, hundreds of times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "give_memory_back", lambda: None)
+        yield
 
 
 # What the fixtures need is imported inside them: torch and transformers take seconds, and most tests don't need them.
