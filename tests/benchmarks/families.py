@@ -221,6 +221,8 @@ def _write(model: Any, folder: Path) -> None:
     for name, weights in model.named_parameters():
         if weights.dim() > 1 and weights.requires_grad:
             weights.normal_(std=0.1 if "shared" in name or "lm_head" in name else 0.04)
+        if name.endswith(".q.weight"):
+            weights /= 8  # T5 trains its queries to be divided by what others divide the scores by
     output = model.get_output_embeddings().weight
     output[[_EOS, _PAD]] = 0
     model.generation_config.forced_eos_token_id = None
