@@ -9,6 +9,8 @@ from beamline.serving.contract.manifest import Language
 from beamline.serving.errors import InvalidRequest
 from beamline.serving.text.model_card import ModelCard
 
+_SHOWN = 30  # languages in a message
+
 
 @dataclass(frozen=True, slots=True)
 class Direction:
@@ -78,7 +80,8 @@ class LanguageReader:
             raise InvalidRequest(self._missing(field, all_of_them))
         found = known.get(asked.lower())
         if found is None:
-            raise InvalidRequest(f"{field} is {asked[:40]!r}; model {self._card.name} knows {_listed(all_of_them)}")
+            known_ones = _listed(all_of_them, asked)
+            raise InvalidRequest(f"{field} is {asked[:40]!r}; model {self._card.name} knows {known_ones}")
         return found.id
 
     def _missing(self, field: str, known: Sequence[Language]) -> str:
@@ -101,7 +104,13 @@ def _by_name(languages: Sequence[Language]) -> dict[str, Language]:
     return tags | {language.code.lower(): language for language in languages}
 
 
-def _listed(languages: Sequence[Language]) -> str:
-    return ", ".join(
-        f"{each.code} ({each.bcp47})" if each.bcp47 and each.bcp47 != each.code else each.code for each in languages
+def _listed(languages: Sequence[Language], asked: str = "") -> str:
+    """What begins as the one that was asked for comes first. A message is too short for two hundred of them."""
+    begins = asked[:2].lower()
+    near_first = sorted(languages, key=lambda each: not (begins and each.code.lower().startswith(begins)))
+    shown = ", ".join(
+        f"{each.code} ({each.bcp47})" if each.bcp47 and each.bcp47 != each.code else each.code
+        for each in near_first[:_SHOWN]
     )
+    more = len(languages) - _SHOWN
+    return f"{shown} and {more} more (GET /v1/models lists all)" if more > 0 else shown

@@ -99,8 +99,17 @@ def test_standard_tags_are_known_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "sentence"),
     [
-        ("en", "", r"^target_language is missing; model tiny knows .*deu_Latn \(de\).*: name one$"),
-        ("en", "klingon", r"^target_language is 'klingon'; model tiny knows .*zul_Latn"),
+        (
+            "en",
+            "",
+            r"^target_language is missing; model tiny knows .*ace_Latn.* more \(GET /v1/models lists all\): name one$",
+        ),
+        (
+            "en",
+            "klingon",
+            r"^target_language is 'klingon'; model tiny knows .* and 17\d more \(GET /v1/models lists all\)$",
+        ),
+        ("en", "zh", r"^target_language is 'zh'; model tiny knows zho_Hans \(zh-Hans\), zho_Hant \(zh-Hant\), ace_"),
         ("x" * 99, "de", r"^source_language is 'x{40}'; model tiny knows "),
         ("", "de", r"^source_language is missing; model tiny knows "),
     ],
@@ -110,8 +119,9 @@ def test_what_is_wrong_is_said_with_the_list(source: str, target: str, sentence:
     assert loaded.languages is not None
     card = card_of_loaded(loaded)
     card = replace(card, languages=loaded.languages.model_copy(update={"default_source": None}))
-    with pytest.raises(InvalidRequest, match=sentence):
+    with pytest.raises(InvalidRequest, match=sentence) as refused:
         LanguageReader(card).read(source, target)
+    assert len(str(refused.value)) < 1000  # which is where it would be cut off
 
 
 def test_what_the_checkpoint_says_is_the_default(tmp_path: Path) -> None:
