@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2
+from beamline.serving.api.inference import Inference
 from beamline.serving.server import Server
 from tests.serving.doubles import WAIT_SECONDS, EngineDouble, connected, eventually, running
 
@@ -22,6 +24,8 @@ MANY = pb.TranslateRequest(
     options=pb.DecodingOptions(num_hypotheses=8, beam_size=8, return_tokens=True, return_scores=True),
 )
 NARROW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536))
+
+Replies = AsyncGenerator[pb.TranslateReply]
 
 
 @asynccontextmanager
@@ -100,6 +104,42 @@ async def test_events_that_nobody_reads_are_given_up() -> None:
             await given_up(server, "POST /v1/translate")
             assert server._gateway is not None
             await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
+
+
+class Looks(set[Any]):
+    """Connections, and how often somebody went through them."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.count += 1
+        return super().__iter__()
+
+
+async def test_a_stream_whose_next_event_takes_long_waits_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is full, but there is nothing to be sent: it stays. The next event finds that nobody reads."""
+    more = asyncio.Event()
+
+    async def stream(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
+        for _ in range(2):
+            yield pb.TranslateReply(text="a" * 2**23)
+            await more.wait()
+
+    monkeypatch.setattr(Inference, "TranslateStream", stream)
+    async with patient_server() as server:
+        assert server._gateway is not None
+        assert server._gateway._uvicorn is not None
+        state = server._gateway._uvicorn.server_state
+        state.connections = connections = Looks()
+        with await stalled_connection(server, "text/event-stream"):
+            await eventually(lambda: any(each.flow.write_paused for each in list(connections)))
+            connections.count = 0
+            await eventually(lambda: connections.count > 12)  # three times as long as a reader has
+            assert len(connections) == 1
+            assert refused(server) == 0
+            more.set()
+            await given_up(server, "POST /v1/translate")
+            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)
 
 
 async def test_a_response_that_nobody_reads_does_not_keep_the_server() -> None:
