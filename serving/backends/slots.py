@@ -158,6 +158,11 @@ class SlotBackend:
     def encode(self, sources: Sequence[Source]) -> list[Memory]:
         if self.manifest.graphs.encoder is None:  # nor a prefill graph: there is nothing to know beforehand
             return [Memory({}, 0, 0) for _ in sources]
+        rows = self._graphs.most("encoder", "B") or len(sources)
+        parts = (sources[begin : begin + rows] for begin in range(0, len(sources), rows))
+        return [memory for part in parts for memory in self._encode_few(part)]
+
+    def _encode_few(self, sources: Sequence[Source]) -> list[Memory]:
         ids, mask = pad(sources, self.manifest.vocabulary.pad_id)
         tensors, owner = self._graphs.run("encoder", {"source": ids, "source_mask": mask})
         return [Memory(tensors, row, len(source), owner, source) for row, source in enumerate(sources)]

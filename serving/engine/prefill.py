@@ -20,6 +20,7 @@ from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 log = logging.getLogger(__name__)
 
 ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
+_TOGETHER = 8  # that are worth a run of the encoder: for fewer, much of it is what any run takes
 
 
 class Prefill(Protocol):
@@ -47,8 +48,20 @@ class EncoderPrefill:
         self._outputs = outputs
 
     def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
-        groups = groups_by_length(self._admit(scheduler), lambda request: request.source_length, ENCODE_TOKENS)
-        return [request for group in groups for request in self._encode(group, scheduler)]
+        admitted = self._admit(scheduler)
+        coming = [request for request in admitted if request.memory is None]
+        if coming:
+            for group in groups_by_length([*coming, *self._waiting(scheduler, len(coming))], _length, ENCODE_TOKENS):
+                if any(scheduler.is_preparing(request) for request in group):
+                    self._encode(group, scheduler)
+        return [request for request in admitted if request.memory is not None]
+
+    @staticmethod
+    def _waiting(scheduler: Scheduler[Request], coming: int) -> list[Request]:
+        """Who is encoded with those who are coming, and keeps it in the queue: slots become free one by one."""
+        if coming >= _TOGETHER:
+            return []
+        return [each for each in scheduler.peek(_TOGETHER - coming) if each.memory is None]
 
     def stepped(self, seconds: float) -> None:
         pass
@@ -64,31 +77,37 @@ class EncoderPrefill:
 
         def fits(request: Request) -> bool:
             nonlocal tokens
-            tokens += request.source_length
+            if request.memory is None:
+                tokens += request.source_length
             return tokens <= ENCODE_TOKENS or tokens == request.source_length
 
         return scheduler.admit(fits)
 
-    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> Sequence[Request]:
+    def _encode(self, group: Sequence[Request], scheduler: Scheduler[Request]) -> None:
+        """Those who fail are answered, or, where they still wait, tried again in their turn."""
         try:
             memories = self._backend.encode([request.encoder_input for request in group])
             for request, memory in zip(group, memories, strict=True):
                 request.memory = memory
-            return group
+            return
         except DeviceLost:
             raise
         except OutOfMemory as error:
             log.error("there is too little memory to encode a group of %d: %s", len(group), error)
             if len(group) == 1:
-                could_not_prepare(group[0], out_of_memory(), scheduler, self._outputs)
-                return []
+                return could_not_prepare(group[0], out_of_memory(), scheduler, self._outputs)
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:
-                could_not_prepare(group[0], ComputeError("the encoder failed"), scheduler, self._outputs)
-                return []
+                return could_not_prepare(group[0], ComputeError("the encoder failed"), scheduler, self._outputs)
         # One of them is at fault: alone, the others succeed.
-        return [ready for request in group for ready in self._encode([request], scheduler)]
+        for request in group:
+            if scheduler.is_preparing(request):
+                self._encode([request], scheduler)
+
+
+def _length(request: Request) -> int:
+    return request.source_length
 
 
 class Placement:

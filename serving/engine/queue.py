@@ -6,11 +6,13 @@ It knows no tensors and no model; time is what it is given.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from beamline.serving.contract.stats import Outcome
@@ -188,6 +190,11 @@ def reason_to_drop(request: R, now: float, cancelled: set[Hashable]) -> Outcome 
     return None
 
 
+def _expires(request: Queueable) -> float:
+    """When it will have waited too long."""
+    return min(each for each in (request.deadline, request.queue_deadline, math.inf) if each is not None)
+
+
 class WorkQueue(Generic[R]):
     """`submit`, `cancel`, `stop`, `close`, `waiting` and `busy` may be used from any thread; the rest is the
     engine's."""
@@ -200,6 +207,7 @@ class WorkQueue(Generic[R]):
         self._stopped: list[tuple[Hashable, int]] = []
         self._closed = False
         self._waiting: PriorityQueue[R] = PriorityQueue()
+        self._expires = math.inf  # when the first of them will have waited too long, or sooner: it may be gone
 
     # -- from any thread -----------------------------------------------------------------------------------------
 
@@ -253,12 +261,17 @@ class WorkQueue(Generic[R]):
     def sweep(self, now: float, cancelled: set[Hashable]) -> list[Dropped[R]]:
         """Those who wait and were cancelled, or have waited too long. They are gone from here."""
         self._sort_in()
+        if now < self._expires and not cancelled:  # a step should not cost more because many wait
+            return []
         dropped = []
+        self._expires = math.inf
         for request in self._waiting.in_any_order():
             outcome = reason_to_drop(request, now, cancelled)
             if outcome is None and request.queue_deadline is not None and now >= request.queue_deadline:
                 outcome = Outcome.QUEUE_TIMEOUT
-            if outcome is not None:
+            if outcome is None:
+                self._expires = min(self._expires, _expires(request))
+            else:
                 del self._waiting[request.id]
                 dropped.append(Dropped(request, outcome))
         self._left([each.request for each in dropped])
@@ -272,6 +285,11 @@ class WorkQueue(Generic[R]):
             taken.append(self._waiting.popitem(last=False)[1])
         self._left(taken)
         return taken
+
+    def peek(self, most: int) -> list[R]:
+        """Those who are next, as things stand. They stay here."""
+        self._sort_in()
+        return list(islice(self._waiting.values(), most))
 
     def pop_batch(self, most: int, length: Callable[[R], int], most_tokens: int) -> list[R]:
         """As many as one padded run holds; the first one always fits."""
@@ -294,6 +312,7 @@ class WorkQueue(Generic[R]):
             arrived, self._arrived = self._arrived, []
         for request in arrived:
             self._waiting[request.id] = request
+            self._expires = min(self._expires, _expires(request))
 
     def _left(self, requests: list[R]) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ class Request:
     encode_seconds: float = field(default=0.0, init=False)
     stays: list[tuple[int, float]] = field(default_factory=list, init=False)  # its slots, and since when
     cached_tokens: int = field(default=0, init=False)  # of the prompt
-    memory: Any = field(default=None, init=False, repr=False)  # the backend's, between prefill and its slot
+    memory: Any = field(default=None, init=False, repr=False)  # the backend's, from its encoding or prefill to its slot
     search: BeamSearch = field(init=False, repr=False)
     processors: LogitsProcessors = field(init=False, repr=False)
     streamed: list[int] = field(default_factory=list, init=False)  # how many tokens of each hypothesis were streamed

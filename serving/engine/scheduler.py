@@ -52,6 +52,10 @@ class Scheduler(Generic[R]):
         self._preparing.update((request.id, request) for request in taken)
         return taken
 
+    def peek(self, most: int) -> list[R]:
+        """Who will be admitted next, as things stand."""
+        return self._queue.peek(most)
+
     def is_preparing(self, request: R) -> bool:
         """False once a sweep has dropped it."""
         return request.id in self._preparing

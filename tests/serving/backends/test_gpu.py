@@ -197,6 +197,33 @@ def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
         same()
 
 
+def test_encoding_keeps_to_what_the_plan_holds(plain_model: MarianShape, tmp_path: Path) -> None:
+    """Those who wait are encoded, too: more than there are slots, in as many runs as that takes."""
+    linked(plain_model.folder, tmp_path)
+    write_emulated_plans(tmp_path, plain_model.manifest, BUCKETS, slots=2)
+    backend, runner, _ = emulated_backend(tmp_path, plain_model.manifest)
+    assert runner.most("encoder", "B") == 2
+    plan = replace(Plan.of(plain_model.manifest, 2), cache_buckets=runner.plans.cache_buckets)
+    engine = Engine(plain_model.manifest, backend, plan, max_queue=10)
+    runs: list[int] = []
+    encode = backend._encode_few
+
+    def noted(sources: Any) -> Any:
+        runs.append(len(sources))
+        return encode(sources)
+
+    backend._encode_few = noted  # type: ignore[method-assign]
+    requests = [
+        ([5, 6, number], DecodingOptions(beam_size=2, num_hypotheses=1, max_length=8)) for number in range(7, 12)
+    ]
+    found = results(decode(engine, requests))
+    assert runs == [2, 2, 1]
+    alone = [results(decode(make_engine(plain_model.folder, plain_model.manifest), [each]))[0] for each in requests]
+    for mine, other in zip(found, alone, strict=True):
+        best, theirs = mine.hypotheses[0], other.hypotheses[0]
+        assert same_or_tie(best.tokens, best.token_log_probs, theirs.tokens, theirs.token_log_probs)
+
+
 def test_scoring_keeps_to_what_the_plan_holds(
     plain_model: MarianShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

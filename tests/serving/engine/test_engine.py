@@ -194,10 +194,8 @@ def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
     assert isinstance(harness.answers[kept], Result)
 
 
-def test_a_source_that_breaks_the_encoder_fails_alone(
-    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harness = Harness(plain_model)
+def poison_the_encoder(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every source that has a 13 in it."""
     encode = harness.backend.encode
 
     def picky(sources: list[list[int]]) -> object:
@@ -206,8 +204,59 @@ def test_a_source_that_breaks_the_encoder_fails_alone(
         return encode(sources)
 
     monkeypatch.setattr(harness.backend, "encode", picky)
+
+
+def test_a_source_that_breaks_the_encoder_fails_alone(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(plain_model)
+    poison_the_encoder(harness, monkeypatch)
     good = [harness.submit([5, 6, n], BEAM) for n in range(20, 24)]
     bad = harness.submit([5, 6, 13], BEAM)
+    harness.finish()
+    assert isinstance(harness.answers[bad], ComputeError)
+    assert all(isinstance(harness.answers[number], Result) for number in good)
+
+
+def test_who_waits_is_encoded_with_who_comes(plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight to a run, each once, and those alone whose lengths are others; and somebody who leaves the queue takes what
+    was encoded along."""
+    harness = Harness(plain_model, slots=2)
+    groups: list[list[int]] = []
+    encode = harness.backend.encode
+
+    def noted(sources: list[list[int]]) -> object:
+        groups.append([len(source) for source in sources])
+        return encode(sources)
+
+    monkeypatch.setattr(harness.backend, "encode", noted)
+    sources = [[5, 6, number] for number in range(20, 36)] + [[7] * 60]
+    numbers = [harness.submit(source, BEAM) for source in sources]
+    harness.step()
+    assert groups == [[3] * 8]
+    waiting = [request for request in harness.engine._queue.peek(99) if request.memory is not None]
+    assert [request.id for request in waiting] == numbers[2:8]
+    harness.engine.cancel(numbers[7])
+    harness.finish()
+    assert isinstance(harness.answers[numbers[7]], Cancelled)
+    assert waiting[-1].memory is None
+    assert groups == [[3] * 8, [3] * 8, [60]]
+    alone = Harness(plain_model)
+    for source, number in zip(sources, numbers, strict=True):
+        if number != numbers[7]:
+            assert_same(harness.result(number), alone.answer(source, BEAM))
+
+
+def test_who_waits_and_breaks_the_encoder_fails_in_its_turn(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(plain_model, slots=2)
+    poison_the_encoder(harness, monkeypatch)
+    good = [harness.submit([5, 6, number], BEAM) for number in range(20, 23)]
+    bad = harness.submit([5, 6, 13], BEAM)
+    harness.step()
+    assert harness.answers == {}
+    good.append(harness.submit([5, 6, 30], BEAM))
     harness.finish()
     assert isinstance(harness.answers[bad], ComputeError)
     assert all(isinstance(harness.answers[number], Result) for number in good)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.queue import Admission, WorkQueue
@@ -22,6 +25,10 @@ class Item:
     queue_deadline: float | None = None
     submitted: float = 0.0
     length: int = 1
+
+    @property
+    def ends(self) -> list[float]:
+        return [each for each in (self.deadline, self.queue_deadline, math.inf) if each is not None]
 
 
 def work_queue(max_queue: int = 1000) -> WorkQueue[Item]:
@@ -44,6 +51,42 @@ def test_everything_is_taken_once_and_waits_until_then() -> None:
     assert (queue.waiting, queue.busy, queue.pop(5)) == (0, False, [])
     queue.cancel(9)
     assert queue.busy  # there is something to take
+
+
+_WHEN = st.none() | st.integers(0, 9).map(float)
+_TURNS = st.tuples(st.sampled_from(["pop", "cancel", "sweep"]), st.none(), st.none())
+_DOES = st.one_of(st.tuples(st.just("submit"), _WHEN, _WHEN), _TURNS)
+
+
+@given(st.lists(_DOES, max_size=40))
+def test_who_has_waited_too_long_leaves_at_the_next_sweep(does: list[tuple[str, float | None, float | None]]) -> None:
+    """A second passes between two things that happen to it. A sweep finds whom a look at everybody would find."""
+    queue, waiting = work_queue(), list[Item]()
+    cancelled: set[Hashable] = set()
+    for now, (what, deadline, queue_deadline) in enumerate(does):
+        if what == "submit":
+            item = Item(now, deadline=None if deadline is None else now + deadline, queue_deadline=queue_deadline)
+            queue.submit(item, float(now))
+            waiting.append(item)
+        elif what == "cancel" and waiting:
+            cancelled.add(waiting[0].id)
+        elif what == "pop":
+            waiting = waiting[len(queue.pop(1)) :]
+        elif what == "sweep":
+            late = [each for each in waiting if each.id in cancelled or min(each.ends) <= now]
+            assert {dropped.request for dropped in queue.sweep(float(now), cancelled)} == set(late)
+            waiting = [each for each in waiting if each not in late]
+            cancelled = set()
+
+
+def test_those_who_are_next_stay_in_the_queue() -> None:
+    queue = work_queue()
+    items = [Item(1), Item(2, priority=0), Item(3)]
+    for item in items:
+        queue.submit(item, 0.0)
+    assert queue.peek(2) == [items[1], items[0]]
+    assert queue.pop(5) == [items[1], items[0], items[2]]
+    assert queue.peek(2) == []
 
 
 def test_a_full_one_refuses_and_a_closed_one_too() -> None:
