@@ -6,6 +6,7 @@ appending to it is in place. After a run only the small search tensors are carri
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,26 @@ from beamline.serving.rewrites.plain_step import PLAIN, with_plain_branch
 from beamline.serving.rewrites.quantized import with_quantized_operators
 from beamline.serving.rewrites.shortlist import WORDS, with_shortlist
 
+_MOST_BINDINGS = 32
+
+
+@dataclass(slots=True)
+class _Bound:
+    """A step of one shape, bound; and all that is bound, kept alive."""
+
+    binding: ort.IOBinding
+    outputs: dict[str, NDArray[Any]]
+    carry: list[tuple[NDArray[Any], NDArray[Any]]]  # where an output goes, and the output
+    from_host: dict[str, NDArray[Any]] = field(default_factory=dict)  # what a step was given
+    given: StepInputs | None = None  # by the last step of this shape, where that was nothing: it is there already
+    listed: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the shortlist
+
+    def rest(self) -> None:
+        """Steps of other shapes follow. What was given and may be large is bound anew when it is needed again."""
+        self.listed = {}
+        if self.given is None:
+            self.from_host = {}
+
 
 class CpuBackend(SlotBackend):
     def __init__(
@@ -41,16 +62,13 @@ class CpuBackend(SlotBackend):
         graphs = CpuGraphs(folder, manifest, threads, rewrites, weights)
         self._lexicon = load_lexicon(folder, manifest) if shortlist else None
         self._shortlist: Shortlist | None = None
-        self._listed: dict[str, NDArray[Any]] = {}  # what is bound of the shortlist, kept alive
         self._rows: ort.InferenceSession | None = None  # gathers what the step graph wants of the listed words
         with graphs.weights.in_memory():
             self._session = self._open(graphs, manifest, threads)
         self._host = HostMemory()
         super().__init__(manifest, self._host, graphs)
-        self._outputs: dict[str, NDArray[Any]] = {}
-        self._carry: list[tuple[NDArray[Any], NDArray[Any]]] = []  # where an output goes, and the output
-        self._from_host: dict[str, NDArray[Any]] = {}  # what a step was given, and is bound to
-        self._binding: ort.IOBinding | None = None
+        self._bindings: dict[Shape, _Bound] = {}
+        self._last: _Bound | None = None  # that of the last step
 
     def _open(self, graphs: CpuGraphs, manifest: Manifest, threads: int) -> ort.InferenceSession:
         """All but the score graph, which few use; the step graph's session."""
@@ -80,11 +98,6 @@ class CpuBackend(SlotBackend):
         self._verify_in_place()
         return nbytes
 
-    def resize(self, shape: Shape, rows: int) -> bool:
-        if shape != self._shape:
-            self._binding = None
-        return super().resize(shape, rows)
-
     def place(self, slot: int, memory: Memory, start: Start) -> None:
         super().place(slot, memory, start)
         if self._shortlist is not None:
@@ -99,20 +112,26 @@ class CpuBackend(SlotBackend):
     # -- a step ------------------------------------------------------------------------------------------------
 
     def run(self, inputs: StepInputs) -> StepOutputs:
-        anew = self._binding is None
-        binding = self._binding or self._bind()
+        bound = self._bound_to(self._shape)
+        if anew := bound is not self._last:
+            if self._last is not None:
+                self._last.rest()
+            self._last = bound
         listed = None if self._shortlist is None else self._shortlist.changed(self._shape.batch, anew)
         if listed is not None:
-            self._listed = listed
+            bound.listed = listed
             for name, array in listed.items():
-                bind(binding.bind_input, name, tensor_of(array))
-        for name in FROM_HOST:
-            self._hand_over(binding, name, getattr(inputs, name))
-        self._hand_over(binding, PLAIN, np.asarray(inputs.plain))
-        self._session.run_with_iobinding(binding)
-        for target, output in self._carry:
+                bind(bound.binding.bind_input, name, tensor_of(array))
+        if inputs is not bound.given:
+            bound.given = None
+            for name in FROM_HOST:
+                self._hand_over(bound, name, getattr(inputs, name))
+            self._hand_over(bound, PLAIN, np.asarray(inputs.plain))
+            bound.given = inputs if inputs.plain else None
+        self._session.run_with_iobinding(bound.binding)
+        for target, output in bound.carry:
             target[...] = output
-        out = self._outputs
+        out = bound.outputs
         return StepOutputs(
             tokens=out["next_tokens"],
             parents=out["parents"],
@@ -124,24 +143,32 @@ class CpuBackend(SlotBackend):
             top_tokens=out["top_tokens"],
         )
 
-    def _hand_over(self, binding: ort.IOBinding, name: str, values: NDArray[Any]) -> None:
+    def _hand_over(self, bound: _Bound, name: str, values: NDArray[Any]) -> None:
         """Most steps want what the last one wanted, in the same shape: to bind is dearer than to copy a few numbers."""
-        bound = self._from_host.get(name)
-        if bound is not None and bound.shape == values.shape:
+        given = bound.from_host.get(name)
+        if given is not None and given.shape == values.shape:
             if values.size:
-                bound[...] = values
+                given[...] = values
             return
-        self._from_host[name] = values.copy()
-        bind(binding.bind_input, name, tensor_of(self._from_host[name]))
+        bound.from_host[name] = values.copy()
+        bind(bound.binding.bind_input, name, tensor_of(bound.from_host[name]))
         if name == "report_rows":
             reported = (len(values), min(REPORTED, self.manifest.vocabulary.target_size))
             for output, dtype in (("top_log_probs", np.float32), ("top_tokens", np.int64)):
-                self._outputs[output] = np.empty(reported, dtype)
-                bind(binding.bind_output, output, tensor_of(self._outputs[output]))
+                bound.outputs[output] = np.empty(reported, dtype)
+                bind(bound.binding.bind_output, output, tensor_of(bound.outputs[output]))
 
-    def _bind(self) -> ort.IOBinding:
-        """Binds every arena at the current shape, and fresh buffers for what a step returns."""
-        shape = self._shape
+    def _bound_to(self, shape: Shape) -> _Bound:
+        """Requests come and go, so the same few shapes recur; and the arenas stay where they are."""
+        bound = self._bindings.get(shape)
+        if bound is None:
+            if len(self._bindings) == _MOST_BINDINGS:
+                del self._bindings[next(iter(self._bindings))]
+            bound = self._bindings[shape] = self._bind(shape)
+        return bound
+
+    def _bind(self, shape: Shape) -> _Bound:
+        """Binds every arena at this shape, which is the current one, and fresh buffers for what a step returns."""
         binding = self._session.io_binding()
         arenas = {name: arena.tensor(shape.batch) for name, arena in self._arenas.items()}
         for name, tensor in arenas.items():
@@ -150,19 +177,19 @@ class CpuBackend(SlotBackend):
             bind(binding.bind_output, next_of(spec), arenas[spec.name])
         candidates = (shape.batch, shape.beams * self.manifest.candidates_per_beam)
         sizes = sizes_at(shape)
-        self._outputs = {next_of(spec): np.empty(sizes_of(spec.axes, sizes), spec.dtype) for spec in self._carried}
-        self._carry = [(self._host.view(arenas[spec.name]), self._outputs[next_of(spec)]) for spec in self._carried]
-        self._outputs |= {
+        outputs: dict[str, NDArray[Any]] = {
+            next_of(spec): np.empty(sizes_of(spec.axes, sizes), spec.dtype) for spec in self._carried
+        }
+        carry = [(self._host.view(arenas[spec.name]), outputs[next_of(spec)]) for spec in self._carried]
+        outputs |= {
             "parents": np.empty((shape.batch, shape.beams), np.int64),
             "candidate_scores": np.empty(candidates, np.float32),
             "candidate_tokens": np.empty(candidates, np.int64),
             "candidate_parents": np.empty(candidates, np.int64),
         }
-        for name, array in self._outputs.items():
+        for name, array in outputs.items():
             bind(binding.bind_output, name, tensor_of(array))
-        self._from_host.clear()
-        self._binding = binding
-        return binding
+        return _Bound(binding, outputs, carry)
 
     def _verify_in_place(self) -> None:
         """One run on wiped slots: the runtime says so when it has to copy a cache, and then we refuse to serve."""

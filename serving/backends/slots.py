@@ -7,7 +7,7 @@ what is run once per request. `cpu.py` and `gpu.py` add the step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +23,7 @@ from beamline.serving.contract.manifest import Manifest, StateKind
 from beamline.serving.errors import InvalidRequest
 
 FROM_HOST = tuple(each.name for each in fields(StepInputs))  # inputs of the step graph that the host adds
+_NO_SHAPE = Shape(0, 0, 0, 0)
 _FIXED = ("width", "independent")  # those that are a request's own, and stay the same
 
 
@@ -67,7 +68,7 @@ class SlotBackend:
         self._carried = [each for each in self._step.inputs if next_of(each) in outputs and each not in self._caches]
         self._fixed = [each for each in self._step.inputs if each.name in _FIXED]
         self._arenas: dict[str, Arena] = {}
-        self._shape = Shape(0, 0, 0, 0)
+        self._shape = _NO_SHAPE
 
     # -- slots -------------------------------------------------------------------------------------------------
 
@@ -88,8 +89,11 @@ class SlotBackend:
     def resize(self, shape: Shape, rows: int) -> bool:
         if shape == self._shape:
             return False
-        sizes = sizes_at(shape)
-        relaid = [arena.resize(sizes, rows) for arena in self._arenas.values()]
+        relaid: list[bool] = []
+        if replace(shape, batch=self._shape.batch) != self._shape:  # how many slots there are moves nothing
+            self._shape = _NO_SHAPE  # until all of them are laid out: where that fails, some are
+            sizes = sizes_at(shape)
+            relaid = [arena.resize(sizes, rows) for arena in self._arenas.values()]
         self._shape = shape
         return any(relaid)
 

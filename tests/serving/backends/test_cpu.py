@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,76 @@ def test_caches_are_written_in_place(backend: CpuBackend) -> None:
     assert [arena.address for arena in arenas] == addresses
 
 
+def test_a_shape_that_comes_again_is_bound_as_it_was(backend: CpuBackend, plain_model: MarianShape) -> None:
+    """Neighbours come and go, in more shapes than are kept bound, and now and then a word is forced; the numbers of a
+    slot are those of a backend that has this one alone."""
+    alone = CpuBackend(plain_model.folder, plain_model.manifest, threads=1)
+    alone.allocate(4, LARGEST)
+    start = Start(PAD, 2, independent=False)
+    shapes = [Shape(batch, 2, cache, 8) for cache in range(48, 60) for batch in (1, 2, 3)]
+    bound = []
+    for again in range(2):
+        for each in (backend, alone):
+            each.resize(Shape(1, 2, 48, 8), 0)
+            each.place(0, each.encode([[5, 6, 7]])[0], start)
+        for number, shape in enumerate([*shapes, shapes[0]] if again else shapes[:16]):
+            backend.resize(shape, 1)
+            alone.resize(replace(shape, batch=1), 1)
+            for slot in range(1, shape.batch):
+                backend.place(slot, backend.encode([[9, slot]])[0], start)
+            forced = 7 if number % 5 == 0 else -1
+            found = backend.run(replace(inputs(shape.batch, 2), forced=np.full(shape.batch, forced)))
+            expected = alone.run(replace(inputs(1, 2), forced=np.full(1, forced)))
+            assert found.tokens[0].tolist() == expected.tokens[0].tolist()
+            np.testing.assert_allclose(found.scores[0], expected.scores[0], atol=1e-5)
+            bound.append(len(backend._bindings))
+            for each in (backend, alone):  # one step each, so that no cache is full
+                each.resize(Shape(1, 2, 48, 8), 0)
+                each.place(0, each.encode([[5, 6, 7 + number % 3]])[0], start)
+    assert max(bound) == 32
+
+
+def test_what_was_given_is_kept_for_one_shape_alone(backend: CpuBackend) -> None:
+    """Edits may be megabytes, a shortlist as well; a step without them keeps nothing worth mentioning."""
+    edits = replace(
+        inputs(1, 2),
+        edit_index=np.full((1, 2, 64), 7),
+        edit_scale=np.ones((1, 2, 64), np.float32),
+        edit_add=np.zeros((1, 2, 64), np.float32),
+    )
+    for cache, given in ((48, edits), (49, edits), (50, edits), (51, inputs(1, 2))):
+        backend.resize(Shape(1, 2, cache, 8), 0)
+        backend.place(0, backend.encode([[5, 6]])[0], Start(PAD, 2, independent=False))
+        backend.run(given)
+    kept = [array.nbytes for bound in backend._bindings.values() for array in bound.from_host.values()]
+    assert max(kept) <= 8
+
+
+def test_a_layout_that_fails_half_way_is_made_whole(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some arenas lie anew by then and others don't: who comes next gets what a new backend gives."""
+
+    def step() -> object:
+        backend.place(0, backend.encode([[5, 6, 7]])[0], Start(PAD, 2, independent=False))
+        backend.run(inputs(2, 2))
+        return backend.run(inputs(2, 2)).tokens[0].tolist()
+
+    backend.resize(Shape(2, 2, 32, 8), 0)
+    expected = step()
+    arenas = list(backend._arenas.values())
+    layouts = [arena.layout.shape for arena in arenas]
+    with monkeypatch.context() as patch:
+        patch.setattr(backend._arenas["cache_value_0"], "resize", lambda sizes, slots: [][1])
+        with pytest.raises(IndexError):
+            backend.resize(Shape(1, 2, 48, 8), 1)
+    backend.resize(Shape(2, 2, 32, 8), 0)
+    assert [arena.layout.shape for arena in arenas] == layouts
+    assert step() == expected
+
+
 def test_a_runtime_that_copies_caches_is_refused(backend: CpuBackend) -> None:
     backend.resize(Shape(1, 1, 32, 8), 0)
     backend.place(0, backend.encode([[5]])[0], Start(PAD, 1, independent=True))
-    binding = backend._bind()
+    binding = backend._bound_to(Shape(1, 1, 32, 8)).binding
     elsewhere = np.zeros_like(slot_views(backend)["cache_key_0"][:1])
     binding.bind_output(
         "next_cache_key_0", "cpu", 0, elsewhere.dtype.type, list(elsewhere.shape), elsewhere.ctypes.data
