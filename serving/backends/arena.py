@@ -1,4 +1,5 @@
-"""One state tensor of all slots: a flat buffer in a device's memory, viewed at the current shape.
+"""One state tensor of all slots, such as a layer's keys in the KV cache: a flat buffer in a device's memory, viewed at
+the current shape.
 
 Attention reads the whole cache axis, so its length must follow what is alive, not the limit. A buffer is reserved once
 for the largest shape; at a smaller one the slots lie closer together in it. Memory of the host that was never touched

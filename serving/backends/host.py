@@ -25,6 +25,14 @@ _POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 # NumPy would take for no memory at all.
 _FIRST = mmap.PAGESIZE
 _ADDRESSES: Any = (ctypes.c_uint8 * ((1 << 62) - _FIRST)).from_address(_FIRST)
+# For a short copy the interpreter's lock is kept: to get it back from another engine's thread would take much longer.
+_SHORT = 256 << 10  # bytes
+_FEW_ROWS = 16
+_libc = ctypes.PyDLL(None)
+_copy_short, _fill_short = _libc.memmove, _libc.memset
+_copy_short.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_fill_short.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+_copy_short.restype = _fill_short.restype = None
 
 
 class HostMemory:
@@ -63,8 +71,10 @@ class HostMemory:
         np.ndarray(array.shape, array.dtype, _ADDRESSES, address - _FIRST)[...] = array
 
     def copy(self, target: int, source: int, nbytes: int, rows: int = 1, pitches: tuple[int, int] = (0, 0)) -> None:
-        # What is about to be overwritten is read first.
-        if rows == 1:
+        if rows * nbytes <= _SHORT and rows <= _FEW_ROWS:
+            for row in range(rows):
+                _copy_short(target + row * pitches[0], source + row * pitches[1], nbytes)
+        elif rows == 1:
             ctypes.memmove(target, source, nbytes)
         else:
             _bytes(target, nbytes, rows, pitches[0])[...] = _bytes(source, nbytes, rows, pitches[1])
@@ -79,9 +89,11 @@ class HostMemory:
         new: Pitches,
         clear: Callable[[int | None], None] | None,
     ) -> None:
-        # The old and the new places overlap: in this order, no slot is written to before it was read.
+        # The old and the new places overlap: in this order, no slot is written to before it was read. Nor is any row of
+        # a slot: NumPy reads what is about to be overwritten first.
         for slot in reversed(range(slots)) if new.slot > old.slot else range(slots):
-            self.copy(address + slot * new.slot, address + slot * old.slot, nbytes, rows, (new.row, old.row))
+            target = _bytes(address + slot * new.slot, nbytes, rows, new.row)
+            target[...] = _bytes(address + slot * old.slot, nbytes, rows, old.row)
             if clear is not None:
                 clear(slot)
 
@@ -93,7 +105,8 @@ class HostMemory:
 
     def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
         if rows == 1:
-            ctypes.memset(address, 0, nbytes)
+            fill = _fill_short if nbytes <= _SHORT else ctypes.memset
+            fill(address, 0, nbytes)
         else:
             _bytes(address, nbytes, rows, pitch).fill(0)
 
