@@ -50,7 +50,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What the host adds to a step; the rest is already on the device. A backend reads the arrays before it returns
-    from `launch` or `run`: the next step's may lie in the same memory."""
+    from `launch` or `run`: the next step's may lie in the same memory. But the same object says the same again."""
 
     forced: Ints  # [B]: the next word of a forced prefix, or -1
     edit_index: Ints  # [B, K, E]

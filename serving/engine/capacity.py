@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from beamline.serving.contract.backend import Backend, Shape
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.engine.request import Request
+from beamline.serving.engine.search.beam_search import BeamSearch
 
 _SMALLEST = 32
 
@@ -110,13 +111,18 @@ class Capacity:
         """Fits the arenas to a step of `batch` of these requests, and to those who will join them; the first `kept`
         slots hold something."""
         requests = [*active, *coming]
-        beams = max(request.search.width for request in requests)
-        full = _needed(requests, beams) > self.shape.cache
-        length = self.shape.cache if full else self._length_if_compacted(requests, beams)
+        searches = [request.search for request in requests]
+        beams = max([search.width for search in searches])
+        needed = _needed(searches, beams)
+        full = needed > self.shape.cache
+        length = self.shape.cache if full else self._length_if_compacted(searches, beams)
         compactions = 0
         if full or length < self.shape.cache:
-            compactions = sum(self._compact(slot, request, length - beams) for slot, request in enumerate(active))
-        cache = self._cache_length(_needed(requests, beams), beams, compacted=full and compactions > 0)
+            compactions = sum(
+                self._compact(slot, request.search, length - beams) for slot, request in enumerate(active)
+            )
+            needed = _needed(searches, beams)
+        cache = self._cache_length(needed, beams, compacted=full and compactions > 0)
         shape = Shape(batch, beams, cache, self._source_length(requests))
         relaid = shape != self.shape and self._backend.resize(shape, kept)
         self.shape = shape
@@ -125,16 +131,17 @@ class Capacity:
     def expect(self, active: Sequence[Request], coming: Sequence[Request]) -> bool:
         """Prepares the device for prompts that will have their slots in a while; whether it had to do anything."""
         requests = [*active, *coming]
-        beams = max(request.search.width for request in requests)
-        cache = self._plan.cache_bucket(min(_needed(requests, beams) + _STEPS_AHEAD * beams, self._plan.largest.cache))
+        searches = [request.search for request in requests]
+        beams = max(search.width for search in searches)
+        cache = self._plan.cache_bucket(min(_needed(searches, beams) + _STEPS_AHEAD * beams, self._plan.largest.cache))
         if cache <= self.shape.cache:
             return False
         return self._backend.expect(Shape(len(requests), beams, cache, self._source_length(requests)))
 
-    def _length_if_compacted(self, requests: Sequence[Request], beams: int) -> int:
+    def _length_if_compacted(self, searches: Sequence[BeamSearch], beams: int) -> int:
         """What would be long enough if whoever has grown a lot were cut to what it had before: a step reads all of the
         cache, what is dead of it as well."""
-        grown = max(min(each.search.used_entries, _worth_compacting(each)) for each in requests)
+        grown = max([min(search.used_entries, _worth_compacting(search)) for search in searches])
         return self._shorter(grown + beams, beams)
 
     def _shorter(self, needed: int, beams: int) -> int:
@@ -149,13 +156,12 @@ class Capacity:
         return self._shorter(needed, beams)
 
     def _source_length(self, requests: Sequence[Request]) -> int:
-        wanted = self._plan.source_bucket(max(request.source_length for request in requests))
+        wanted = self._plan.source_bucket(max([request.source_length for request in requests]))
         current = self.shape.source
         return current if _SHORTER * current < wanted < current else wanted
 
-    def _compact(self, slot: int, request: Request, most: int) -> bool:
+    def _compact(self, slot: int, search: BeamSearch, most: int) -> bool:
         """Keeps only the ancestors of living beams, where there are more than so many entries."""
-        search = request.search
         if search.width == 1 or search.used_entries <= most:
             return False
         keep = search.live_entries()
@@ -166,12 +172,12 @@ class Capacity:
         return dead > 0
 
 
-def _worth_compacting(request: Request) -> int:
+def _worth_compacting(search: BeamSearch) -> int:
     """From so many entries on."""
-    kept = request.search.kept_entries
+    kept = search.kept_entries
     return kept + max(_GROWN, kept // 2)
 
 
-def _needed(requests: Sequence[Request], beams: int) -> int:
+def _needed(searches: Sequence[BeamSearch], beams: int) -> int:
     """A step writes all K entries of a row, also where a request has fewer beams."""
-    return max(request.search.used_entries for request in requests) + beams
+    return max([search.used_entries for search in searches]) + beams

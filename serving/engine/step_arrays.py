@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -21,23 +22,30 @@ class HostPart(NamedTuple):
     forced: int | None
     edits: Sequence[BeamEdits]  # per beam
     draws: Sequence[tuple[int, float]]  # samples with their random numbers
+    reports: bool  # the likeliest words of each beam
+
+
+_NOTHING = HostPart(None, (), (), False)
 
 
 def host_part(request: Request, ahead: int = 0) -> HostPart:
     """Of the next step, or of the one so many steps further, where no logits processor needs to see the tokens before
     it."""
     search = request.search
-    return HostPart(
-        search.forced_token(ahead),
-        request.processors.edits(search, ahead),
-        search.draws(ahead) if isinstance(search, Sampler) else (),
-    )
+    forced, edits = search.forced_token(ahead), request.processors.edits(search, ahead)
+    draws = search.draws(ahead) if isinstance(search, Sampler) else ()
+    reports = search.options.top_log_probs > 0
+    if forced is None and not (edits or draws or reports):
+        return _NOTHING
+    return HostPart(forced, edits, draws, reports)
 
 
 def step_inputs(
     requests: Sequence[Request], parts: Sequence[HostPart], beams: int, vocabulary: int, arrays: EditArrays
 ) -> StepInputs:
     """The arrays of a step in which these requests take part, each with its own part."""
+    if all(part is _NOTHING for part in parts):
+        return _plain_inputs(len(parts), beams)
     index, scale, add = arrays.write([part.edits for part in parts], beams)
     rows: list[int] = []
     settings: list[tuple[float, ...]] = []
@@ -47,7 +55,7 @@ def step_inputs(
         for sample, uniform in part.draws:
             rows.append(number * beams + sample)
             settings.append((uniform, options.temperature, options.top_k or vocabulary, options.top_p, options.min_p))
-        if options.top_log_probs:
+        if part.reports:
             reported += range(number * beams, number * beams + search.width)
     return StepInputs(
         np.array([-1 if part.forced is None else part.forced for part in parts], np.int64),
@@ -58,6 +66,17 @@ def step_inputs(
         np.array(settings, np.float32).reshape(-1, 5),
         np.array(reported, np.int64),
     )
+
+
+@lru_cache(maxsize=256)
+def _plain_inputs(batch: int, beams: int) -> StepInputs:
+    """Of a step to which the host adds nothing, as to most: the same object each time, so that a backend can tell that
+    it has these arrays already."""
+    nothing = np.zeros((batch, beams, 0), np.float32)
+    inputs = StepInputs(np.full(batch, -1, np.int64), np.zeros((batch, beams, 0), np.int64), nothing, nothing)
+    for each in (inputs.forced, inputs.edit_index, nothing, inputs.sample_rows, inputs.sampling, inputs.report_rows):
+        each.flags.writeable = False
+    return inputs
 
 
 def step_views(outputs: StepOutputs, requests: Sequence[Request]) -> list[StepView]:

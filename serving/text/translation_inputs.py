@@ -29,7 +29,7 @@ class PreparedInput:
 
 
 class TranslationReader:
-    """Pure and synchronous: it may run on any thread."""
+    """Synchronous: it may run on any thread."""
 
     def __init__(self, card: ModelCard, source: Tokenizer, target: Tokenizer, limits: TextLimits) -> None:
         self._card = card
@@ -38,6 +38,7 @@ class TranslationReader:
         self._limits = limits
         self._inputs = InputReader(card.name, "translate", limits)
         self._languages = LanguageReader(card)
+        self._last_options: tuple[tuple[bytes, Direction] | None, DecodingOptions | None] = None, None
 
     def read(self, request: pb.TranslateRequest) -> list[PreparedInput]:
         text = any(item.WhichOneof("kind") == "text" for item in request.inputs)
@@ -45,7 +46,7 @@ class TranslationReader:
         self._inputs.check_count(len(request.inputs))
         asked = request.options
         self._inputs.check_size("options.target_prefix", asked.target_prefix)
-        options = decoding_options(asked, self._card, self._target, direction)
+        options = self._options(asked, direction)
         split_sentences, stops = asked.split_sentences, stop_strings(asked, self._card.defaults)
         read = [
             self._bounded(self._read_input(f"inputs[{index}]", item, options, direction, split_sentences), asked)
@@ -60,6 +61,16 @@ class TranslationReader:
                 if each.options is not None:
                     each.options = replace(each.options, trace_candidates=share)
         return prepared
+
+    def _options(self, asked: pb.DecodingOptions, direction: Direction) -> DecodingOptions:
+        """Most calls ask for what the one before has asked for."""
+        key = asked.SerializeToString(), direction
+        last, options = self._last_options
+        if options is None or key != last:
+            options = decoding_options(asked, self._card, self._target, direction)
+            if not options.samples:  # which have a seed of their own
+                self._last_options = key, options
+        return options
 
     def _bounded(self, prepared: PreparedInput, asked: pb.DecodingOptions) -> PreparedInput:
         defaults = self._card.defaults

@@ -59,6 +59,8 @@ class BeamSearch:
         self.done = False
         self._eos_ids = frozenset(eos_ids)
         self._prompt_length = 1 + len(options.prefix)
+        # From the first of these depths on no word is forced; at all of them only the end token ends a hypothesis.
+        self._free = range(max(len(options.prefix), options.forced_bos_id is not None), options.max_length - 3)
         self._endings: list[_Ending] = []  # best first, at most `width`
         # The tree, by depth: the token of each beam, its parent one depth up, its score.
         self._tokens = [[start_token] * self.width]
@@ -86,12 +88,11 @@ class BeamSearch:
 
     def forced_token(self, ahead: int = 0) -> int | None:
         """The word that the next step must produce, or the one that is so many steps further."""
-        depth = self.depth + ahead
-        if depth < len(self.options.prefix):
-            return self.options.prefix[depth]
-        if depth == 0:
-            return self.options.forced_bos_id
-        return None
+        depth = len(self._tokens) - 1 + ahead
+        if depth >= self._free.start:
+            return None
+        prefix = self.options.prefix
+        return prefix[depth] if depth < len(prefix) else self.options.forced_bos_id
 
     def levels(self, depth: int) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """Of the tree below a depth, level by level: each beam's parent, and its token."""
@@ -101,26 +102,34 @@ class BeamSearch:
 
     def advance(self, step: StepView) -> None:
         """Takes in what the step of this depth produced."""
+        step_depth = self.depth
+        if (
+            step_depth in self._free
+            and self.tracer is None
+            and self._eos_ids.isdisjoint(step.candidate_tokens[: self.width])
+        ):  # nearly every step
+            self._append(step)
+            self.done = self._nothing_better(step.scores[0], step_depth + 2 - self._prompt_length)
+            return
         if self._must_end_now():
             return self._end_with_forced_eos()
         forced = self.forced_token() is not None
-        step_depth = self.depth
-        self._alternatives.append(step.alternatives)
-        self._append_entries()
         if not forced:
             self._collect(step, step_depth)
         if self.tracer is not None:
             self.tracer.record(step_depth, self._forced_proposals(step) if forced else self._proposals(step), forced)
-        self._tokens.append(step.tokens)
-        self._parents.append(step.parents)
-        self._scores.append(step.scores)
+        self._append(step)
         if not self.done and self._must_end_now():
             self._end_with_forced_eos()
         elif not self.done and step_depth + 2 >= self.options.max_length:
             self._cut_off(FinishReason.LENGTH)  # only a forced word can get here
 
-    def _append_entries(self) -> None:
-        """What the step has written to the cache: an entry for each beam."""
+    def _append(self, step: StepView) -> None:
+        """One depth more of the tree, and what the step has written to the cache: an entry for each beam."""
+        self._alternatives.append(step.alternatives)
+        self._tokens.append(step.tokens)
+        self._parents.append(step.parents)
+        self._scores.append(step.scores)
         end = self.used_entries + self.width
         self._entries.append(range(self.used_entries, end))
         self.used_entries = end

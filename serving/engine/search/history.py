@@ -38,6 +38,14 @@ class Beginning:
         count = max(self.ngram_size - 1, longest_phrase)
         return as_bytes(self.tokens[max(0, len(self.tokens) - count) :]) if count > 0 else b""
 
+    def repeats(self, beams: Sequence[bytes]) -> bool:
+        """Whether the next token of any of them could complete an n-gram that has been: mostly not, which is quickly
+        seen. Each is what a beam has said, and all are equally long."""
+        last = len(beams[0]) - self._gram_bytes
+        if self._gram_bytes < 0 or last < 0:
+            return False
+        return bool(self._followers) or any(said.find(said[last:]) < last for said in beams)
+
     def repeating(self, said: bytes) -> Sequence[int]:
         """The tokens that would complete an n-gram that has been, some perhaps twice. `said` is what a beam has said,
         behind the `tail`."""

@@ -16,6 +16,7 @@ from beamline.serving.engine.search.edits import FORBIDDEN, BeamEdits, EditList
 from beamline.serving.engine.search.history import ID_BYTES, Beginning, as_bytes
 
 _NEVER = -100.0  # a bias as low as this forbids
+_NO_EDITS = EditList()  # never added to
 
 
 class LogitsProcessors:
@@ -42,7 +43,9 @@ class LogitsProcessors:
         # Whether edits depend on the tokens that came before: then a step waits for the one before it.
         self.looks_back = bool(self._phrases or options.no_repeat_ngram_size > 0 or self._edits_words)
         penalty = options.repetition_penalty
-        self._common = EditList(beginning.tokens if penalty != 1.0 else (), penalty)
+        self._common = _NO_EDITS
+        if self._edits_words or self._bias:
+            self._common = EditList(beginning.tokens if penalty != 1.0 else (), penalty)
         said = frozenset(beginning.tokens)
         for token, bias in self._bias.items():
             self._common.put(token, penalty if token in said else 1.0, bias)
@@ -54,6 +57,8 @@ class LogitsProcessors:
         self._lists: list[tuple[EditList, dict[int, int]]] = []
         if self._edits_words:
             self._lists = [(self._common.copy(), {}) for _ in range(options.beam_size)]
+        # Of all processors only those that forbid n-grams.
+        self._only_repeats = not (self._edits_words or self._phrases or self._common.size)
         self._depth = len(options.prefix)  # of the tree, up to which the beams have followed it
 
     def edits(self, search: BeamSearch, ahead: int = 0) -> list[BeamEdits]:
@@ -67,6 +72,8 @@ class LogitsProcessors:
             return [BeamEdits(self._common, ends)] * self.options.beam_size if ends or self._common.size else []
         for parents, tokens in search.levels(self._depth):
             self._follow(parents, tokens)
+        if self._only_repeats and not (ends or self._beginning.repeats(self._said)):
+            return []
         forbidden = [self._forbidden(said, ends) for said in self._said]
         if self._edits_words:
             return [BeamEdits(edits, each) for (edits, _), each in zip(self._lists, forbidden, strict=True)]

@@ -34,12 +34,9 @@ class Sampler(BeamSearch):
 
     def advance(self, step: StepView) -> None:
         forced = self.forced_token() is not None
-        self._alternatives.append(step.alternatives)
-        self._append_entries()
-        self._tokens.append(step.tokens)
-        self._parents.append(list(range(self.width)))
         # One that has ended is dead: what the device goes on writing for it is garbage.
-        self._scores.append([DEAD if end else score for end, score in zip(self._ends, step.scores, strict=True)])
+        scores = [DEAD if end else score for end, score in zip(self._ends, step.scores, strict=True)]
+        self._append(step._replace(parents=list(range(self.width)), scores=scores))
         if forced:
             if self.tracer is not None:
                 self.tracer.record(self.depth - 1, self._drawn(step), forced=True)

@@ -81,7 +81,7 @@ def test_compaction_keeps_the_prompt(tiny_lm: TinyModel) -> None:
     options = replace(BEAM, beam_size=8, num_hypotheses=8, max_length=90, min_length=90)
     crowded, roomy = Harness(tiny_lm), Harness(tiny_lm)
     roomy.engine._capacity._cache_length = lambda needed, beams, compacted: 1024  # type: ignore[method-assign]
-    roomy.engine._capacity._compact = lambda slot, request, most: False  # type: ignore[method-assign]
+    roomy.engine._capacity._compact = lambda slot, search, most: False  # type: ignore[method-assign]
     found, expected = crowded.answer(prompt(50), options), roomy.answer(prompt(50), options)
     assert sum(stats.compactions for stats in crowded.stats) > 0
     assert sum(stats.compactions for stats in roomy.stats) == 0
