@@ -23,6 +23,7 @@ from beamline.serving.api.inference import Inference
 from beamline.serving.backends.selection import DEVICE_OPTIONS
 from beamline.serving.config import MIB, ServeConfig, TextLimits
 from beamline.serving.contract.manifest import PooledManifest
+from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.replicas import DeviceThreads, members
 from beamline.serving.errors import BeamlineError, InvalidRequest, ModelError
 from beamline.serving.lifecycle import Lifecycle, Phase
@@ -179,8 +180,14 @@ def load(path: Path, options: LoadOptions) -> InProcess:
     loader = ModelLoader(config, real_makers(config), Metrics(), workers)
     served = loader.load(found, _settings(settings, options), found.name)
     driven = members(served.engine)
+    for engine in driven:
+        engine.observe = _ignore_stats
     gpus = max((each.device + 1 for each in driven if each.device is not None), default=0)
     return InProcess(served, DeviceThreads(len(driven), gpus), workers)
+
+
+def _ignore_stats(step: StepStats) -> None:
+    """A server counts what its engines say of each step; nobody could ask for it here."""
 
 
 def _settings(on_disk: ModelSettings, options: LoadOptions) -> ModelSettings:
