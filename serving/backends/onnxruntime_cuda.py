@@ -59,6 +59,7 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._is_lost = functools.partial(is_lost, owner)
         weakref.finalize(self, _keep_those_of_a_lost_device, self._sessions, owner)
         self._weights = Weights(folder, manifest)
         with self._weights.in_memory():
@@ -89,7 +90,7 @@ class OnnxRuntimeCudaRunner:
             try:
                 session.run_with_iobinding(binding, options)
             except Exception as error:
-                if is_lost(self._owner):
+                if self._is_lost():
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
                 if _is_about_memory(error):
                     raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
@@ -103,8 +104,13 @@ class OnnxRuntimeCudaRunner:
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
             rewrites = STEP_REWRITES if graph == "step" else ()
-            with self._weights.in_memory():
-                opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
+            try:
+                with self._weights.in_memory():
+                    opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
+            except Exception as error:
+                if self._is_lost():  # ONNX Runtime may call that too little memory
+                    raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
+                raise
             self._sessions[graph] = opened
         return self._sessions[graph]
 

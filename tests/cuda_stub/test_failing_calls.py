@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,18 +20,21 @@ from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import BeamlineError, Cancelled, ComputeError, Overloaded, ShuttingDown
 from tests.cuda_stub.conftest import MODELS
 from tests.cuda_stub.conversation import failed, load, talk
+from tests.support.cuda_stub.build import ROOT
 from tests.support.cuda_stub.stub import Held, Stub
 
 pytestmark = pytest.mark.usefixtures("plausible", "quiet")
 
 # Minutes each on an idle machine: a model is loaded some two hundred times.
 FULL = (pytest.mark.full, pytest.mark.timeout(7200))
-KINDS = [
-    pytest.param("transformer", id="some"),
-    *(pytest.param(kind, marks=FULL, id=kind) for kind in ("transformer", "recurrent", "language")),
-]
-# What gives something back: where that fails, there is nothing to do but to say so.
-GIVES_BACK = ("Free", "Destroy", "Unload", "Release")
+ALL = {kind: pytest.param(kind, marks=FULL, id=kind) for kind in ("transformer", "recurrent", "language")}
+KINDS = [pytest.param("transformer", id="some"), *ALL.values()]
+# A process may end by that: it has a test of its own.
+LOST = [each for each in KINDS if each is not ALL["recurrent"]]
+# What gives something back: where that fails, there is nothing to do but to say so. By the last of them ONNX Runtime
+# 1.31 has pinned memory given back when it closes a session that is not recorded: it loses that memory where the call
+# fails, and throws in a destructor, which ends the process, where the device is lost in that very call.
+GIVES_BACK = ("Free", "Destroy", "Unload", "Release", "cudaLaunchHostFunc")
 SLOTS = 4
 
 
@@ -117,20 +125,20 @@ def _talk_with_one_failure(kind: str, stub: Stub, name: str, number: int) -> boo
     return bool(errors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LOST)
 def test_a_device_that_is_lost_while_requests_run(kind: str, full: bool, stub: Stub) -> None:
     """At whichever call: everybody is answered, and the watchdog is told. That this process lives to see it says that
     no session is closed then, in which ONNX Runtime would end it."""
     problems: list[str] = []
     for name, number in calls_of_a_talk(kind, stub, full):
         with noted(problems, name, number):
-            _talk_until_lost(kind, stub, name, number)
+            talk_until_lost(kind, stub, name, number)
         gc.collect()
         stub.heal()
     assert problems == []
 
 
-def _talk_until_lost(kind: str, stub: Stub, name: str, number: int) -> None:
+def talk_until_lost(kind: str, stub: Stub, name: str, number: int) -> None:
     running = loaded(kind)
     stub.fail_call(name, number, loses=True)
     errors = errors_of(*running) or errors_of(*running)  # it may have been the last call
@@ -138,32 +146,78 @@ def _talk_until_lost(kind: str, stub: Stub, name: str, number: int) -> None:
     assert "is lost" in str(running[1].trouble(60.0))
 
 
+@pytest.mark.full
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("what", ["talk", "load"])
+def test_a_device_that_is_lost_beneath_a_recurrent_model(what: str, tmp_path: Path) -> None:
+    """Everybody is answered, a model that is being loaded is refused; or the process ends at once, and with it every
+    call: a run of a recurrent encoder has events of its own, in whose destructor ONNX Runtime 1.31 throws."""
+    first = ended = 0
+    last = ""
+    while last != "all":
+        command = [sys.executable, "-m", "tests.cuda_stub.losing", what, "recurrent", str(first)]
+        (tmp_path / "control").unlink(missing_ok=True)
+        (tmp_path / "control").touch()
+        apart = {**os.environ, "CUDA_STUB_CONTROL": str(tmp_path / "control")}
+        run = subprocess.run(command, cwd=ROOT, env=apart, capture_output=True, text=True, timeout=3600, check=False)
+        last = run.stdout.splitlines()[-1]
+        if run.returncode:
+            assert run.returncode == -signal.SIGABRT, run.stderr[-2000:]
+            assert "terminate called after throwing an instance of 'onnxruntime::" in run.stderr
+            assert "expr=cudaEventDestroy(event_)" in run.stderr
+            ended += 1
+        if last != "all":
+            first = 1 + int(last.split()[0])
+    print(f"the process ended at {ended} calls")
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loses", [False, True], ids=["fails", "loses the device"])
-def test_a_call_that_fails_while_a_model_is_loaded(kind: str, loses: bool, full: bool, stub: Stub) -> None:
-    """It is not served, for a reason that is said, and everything is given back; but not by a device that is lost."""
-    stub.reset()
-    loaded(kind)
-    gc.collect()
+def test_a_call_that_fails_while_a_model_is_loaded(kind: str, full: bool, stub: Stub) -> None:
+    """It is not served, for a reason that is said, and everything is given back."""
+    calls = calls_of_a_load(kind, stub, full)
     before, refused, problems = ours(stub.held), 0, list[str]()
-    for name, number in kinds_of_calls(stub, full):
-        stub.fail_call(name, number, loses)
-        why = _refusal(kind)
-        refused += why is not None
+    for name, number in calls:
         with noted(problems, name, number):
-            assert why is None or len(str(why)) > 20, why
-        del why
+            refused += is_refused(kind, stub, name, number, loses=False)
         gc.collect()
         stub.heal()
         with noted(problems, name, number):
-            assert loses or ours(stub.held) == before
+            assert ours(stub.held) == before
     assert problems == []
     assert refused > 2
 
 
-def _refusal(kind: str) -> BeamlineError | None:
+@pytest.mark.parametrize("kind", LOST)
+def test_a_device_that_is_lost_while_a_model_is_loaded(kind: str, full: bool, stub: Stub) -> None:
+    """The same, but that nothing is given back by a device that is lost."""
+    refused, problems = 0, list[str]()
+    for name, number in calls_of_a_load(kind, stub, full):
+        with noted(problems, name, number):
+            refused += is_refused(kind, stub, name, number, loses=True)
+        gc.collect()
+        stub.heal()
+    assert problems == []
+    assert refused > 2
+
+
+def calls_of_a_load(kind: str, stub: Stub, full: bool) -> list[tuple[str, int]]:
+    stub.reset()
+    loaded(kind)
+    gc.collect()
+    return kinds_of_calls(stub, full)
+
+
+def is_refused(kind: str, stub: Stub, name: str, number: int, loses: bool) -> bool:
+    """Whether anybody noticed."""
+    stub.fail_call(name, number, loses)
+    why = _why_refused(kind)
+    assert why is None or len(why) > 20, why
+    return why is not None
+
+
+def _why_refused(kind: str) -> str | None:
     try:
         loaded(kind)
     except BeamlineError as error:
-        return error.with_traceback(None)
+        return str(error)
     return None
