@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.benchmarks.made import ROOT
+from tests.support.fixture_cache import locked
 
 _PEERS = Path(__file__).parent / "peers"
 # One installation per file, in this order: asked for beside others, torch may come with gigabytes of CUDA.
@@ -39,17 +41,21 @@ _OPTIONS = {"g2p_en.txt": ("--no-deps",), "kserve.txt": ("--no-deps",)}
 
 def python_of(peer: str) -> Path:
     folder = ROOT / ".venv-peers" / peer
-    files = [_PEERS / name for name in _REQUIREMENTS[peer]]
+    folder.parent.mkdir(exist_ok=True)
+    with locked(folder.with_name(f"{peer}.lock")):  # of several tests that want it, one makes it
+        _set_up(folder, [_PEERS / name for name in _REQUIREMENTS[peer]])
+    return folder / "bin" / "python"
+
+
+def _set_up(folder: Path, files: Sequence[Path]) -> None:
     wanted = "".join(file.read_text() for file in files)
     ready = folder / ".ready"
-    python = folder / "bin" / "python"
     if ready.is_file() and ready.read_text() == wanted:
-        return python
+        return
     print(f"setting up {folder.relative_to(ROOT)} ...", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
     for file in files:
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
         command = [*pip, *_OPTIONS.get(file.name, ()), "-r", str(file)]
         subprocess.run(command, check=True, env={**os.environ, **_VARIABLES.get(file.name, {})})
     ready.write_text(wanted)
-    return python

@@ -57,7 +57,7 @@ class FixtureCache:
         name = f"{make.__module__}.{make.__name__}-{_hash(what)[:8]}"
         entry = self.folder / f"{name}-{self._key(what, [make.__module__, *runs], files)}"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(entry.with_name(f"{entry.name}.lock")):
+        with locked(entry.with_name(f"{entry.name}.lock")):
             if not _complete(entry):
                 self._make(entry, make, parameters)
                 self._prune(name, entry)
@@ -110,7 +110,7 @@ class FixtureCache:
         unused = [path for path in entries if _used(path) < time.time() - UNUSED_SECONDS]
         for old in {*same[KEPT - 1 :], *unused}:
             lock = old.with_name(f"{old.name}.lock")
-            with _locked(lock, wait=False) as mine:
+            with locked(lock, wait=False) as mine:
                 if mine:
                     shutil.rmtree(old, ignore_errors=True)
 
@@ -123,7 +123,7 @@ def fixture_cache() -> FixtureCache:
 
 
 @contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Among processes; the file stays, because another may be waiting at it."""
     with path.open("w") as file:
         try:
