@@ -67,10 +67,9 @@ async def test_a_stop_string_ends_every_part_before_it(options: dict[str, Any]) 
         assert len(hypothesis.tokens) == len(hypothesis.token_log_probs) == 16
     assert whole.hypotheses[0].text == "and more"
     assert "".join(reply.text for reply in replies if reply.input == 0) == "one STO two "
-    assert [reply.translation.hypotheses[0].text for reply in replies if reply.HasField("translation")] == [
-        "and more",
-        "one STO two ",
-    ]
+    # Neither waits for the other, so either may end first.
+    ended = [(reply.input, reply.translation.hypotheses[0].text) for reply in replies if reply.HasField("translation")]
+    assert sorted(ended) == [(0, "one STO two "), (1, "and more")]
     assert engine.decoded_steps < 2 * 400  # the device stopped soon after
 
 
