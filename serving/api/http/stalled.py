@@ -12,64 +12,75 @@ from starlette.types import Receive, Scope, Send
 from beamline.serving.api.guard import slow_reader
 
 _LOOKS = 4  # at each connection, within the time limit
-_STREAMS = "beamline.streams"  # in the scope of a request, while an `EventStream` answers it
+_STREAM = "beamline.stream"  # in the scope of a request: the `EventStream` that answers it
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. Where one is not taken within some seconds, whoever makes them is given a `SlowReader`.
-
-    Until then `close_stalled` leaves the connection alone: between two events nobody is kept waiting, however full its
-    buffers are, and a connection that is closed first would make of a slow reader one that has left.
-    """
+    """Server-sent events. Where its connection has stalled and one is to be sent, whoever makes them is given a
+    `SlowReader`. Until then the connection stays: between two events nobody is kept waiting, and if it were closed, a
+    slow reader would be taken for one that has left."""
 
     def __init__(self, events: AsyncGenerator[bytes], seconds: float | None, headers: dict[str, str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
         self._seconds = seconds
+        self._sending: asyncio.Timeout | None = None
+        self._stalled = False
+
+    def stalled(self) -> None:
+        """Its connection has: `close_stalled` says so, each time it looks."""
+        if self._sending is not None and self._sending.when() is None:
+            self._sending.reschedule(asyncio.get_running_loop().time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stalled = False
-
-        async def patient(message: MutableMapping[str, Any]) -> None:
-            nonlocal stalled
+        async def sent(message: MutableMapping[str, Any]) -> None:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(None) as self._sending:
                     await send(message)
             except TimeoutError:
-                stalled = True
+                self._stalled = True
                 raise
+            finally:
+                self._sending = None
 
-        scope[_STREAMS] = True
+        scope[_STREAM] = self
         try:
-            await super().__call__(scope, receive, patient)
+            await super().__call__(scope, receive, sent)
         except TimeoutError:
-            if not stalled:
+            if not self._stalled:
                 raise
             await self._give_up(scope, receive)
         finally:
-            scope[_STREAMS] = False
+            scope[_STREAM] = None
 
     async def _give_up(self, scope: Scope, receive: Receive) -> None:
         try:
             await self._events.athrow(slow_reader(self._seconds))
         finally:
             await self._events.aclose()
-        scope[_STREAMS] = False
+        scope[_STREAM] = None
         while (await receive())["type"] != "http.disconnect":  # `close_stalled` sees to that
             pass
 
 
 async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float) -> None:
-    """For ever: closes what has been waiting for its reader for so long. `connections` are uvicorn's, over HTTP/1.1."""
-    paused: dict[Any, int] = {}  # how many looks ago it began
+    """For ever: closes those of which nothing was taken for so long, though there was something to be sent.
+    `connections` are uvicorn's, of HTTP/1.1."""
+    stalled: dict[Any, tuple[int, int]] = {}  # how much was to be sent at the last look, and for how many looks
     while True:
         await asyncio.sleep(seconds / _LOOKS)
-        waiting = [each for each in connections() if each.flow.write_paused]
-        paused = {each: paused.get(each, 0) + 1 for each in waiting}
-        for connection, looks in paused.items():
-            if looks > _LOOKS and not _streams(connection):
+        before, stalled = stalled, {}
+        for connection in connections():
+            if not connection.flow.write_paused:
+                continue
+            unsent, looks = connection.transport.get_write_buffer_size(), 0
+            if connection in before and unsent >= before[connection][0]:
+                looks = before[connection][1] + 1
+            stalled[connection] = unsent, looks
+            if looks < _LOOKS:
+                continue
+            stream = connection.cycle and connection.cycle.scope.get(_STREAM)
+            if stream is not None:
+                stream.stalled()
+            else:
                 connection.transport.abort()  # what was not sent is lost
-
-
-def _streams(connection: Any) -> bool:
-    return connection.cycle is not None and connection.cycle.scope.get(_STREAMS, False)

@@ -82,11 +82,12 @@ async def test_a_stream_of_the_open_inference_protocol_is_given_up() -> None:
         call.cancel()
 
 
-async def stalled_connection(server: Server, accept: str) -> socket.socket:
-    """It has sent its request, and reads no answer."""
+async def stalled_connection(server: Server, accept: str, small: bool = True) -> socket.socket:
+    """It has sent its request, and reads no answer. A small one takes little before it is full."""
     host, port = str(server.http_address).split(":")
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    if small:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, (host, int(port)))
@@ -98,14 +99,6 @@ async def stalled_connection(server: Server, accept: str) -> socket.socket:
     return connection
 
 
-async def test_events_that_nobody_reads_are_given_up() -> None:
-    async with patient_server() as server:
-        with await stalled_connection(server, "text/event-stream"):
-            await given_up(server, "POST /v1/translate")
-            assert server._gateway is not None
-            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
-
-
 class Looks(set[Any]):
     """Connections, and how often somebody went through them."""
 
@@ -114,6 +107,53 @@ class Looks(set[Any]):
     def __iter__(self) -> Iterator[Any]:
         self.count += 1
         return super().__iter__()
+
+
+def looked_at(server: Server) -> Looks:
+    """In place of the set that it has."""
+    assert server._gateway is not None
+    assert server._gateway._uvicorn is not None
+    state = server._gateway._uvicorn.server_state
+    state.connections = connections = Looks()
+    return connections
+
+
+async def test_events_that_nobody_reads_are_given_up() -> None:
+    async with patient_server() as server:
+        with await stalled_connection(server, "text/event-stream"):
+            await given_up(server, "POST /v1/translate")
+            assert server._gateway is not None
+            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json"])
+async def test_a_slow_reader_gets_everything(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It always takes something within the time that it has, and needs far longer in all."""
+    reply, parts = pb.TranslateReply(text="a" * 2**23), 4
+
+    async def stream(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
+        for _ in range(parts):
+            yield reply
+
+    async def translate(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
+        return pb.TranslateResponse(model=parts * reply.text)
+
+    monkeypatch.setattr(Inference, "TranslateStream", stream)
+    monkeypatch.setattr(Inference, "Translate", translate)
+    async with patient_server() as server:
+        connections = looked_at(server)
+        with await stalled_connection(server, accept, small=False) as connection:
+            received, taken = 0, 0
+            while received < parts * 2**23:
+                data = await asyncio.get_running_loop().sock_recv(connection, 2**18)
+                assert data, "it was cut off"
+                received += data.count(b"a")
+                taken += len(data)
+                if taken >= 3 * 2**19:
+                    seen, taken = connections.count, 0
+                    await eventually(lambda seen=seen: connections.count > seen)  # type: ignore[misc]
+        assert connections.count > 12  # three times as long as it may take nothing
+        assert refused(server) == 0
 
 
 async def test_a_stream_whose_next_event_takes_long_waits_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +167,7 @@ async def test_a_stream_whose_next_event_takes_long_waits_for_no_reader(monkeypa
 
     monkeypatch.setattr(Inference, "TranslateStream", stream)
     async with patient_server() as server:
-        assert server._gateway is not None
-        assert server._gateway._uvicorn is not None
-        state = server._gateway._uvicorn.server_state
-        state.connections = connections = Looks()
+        connections = looked_at(server)
         with await stalled_connection(server, "text/event-stream"):
             await eventually(lambda: any(each.flow.write_paused for each in list(connections)))
             connections.count = 0
@@ -139,6 +176,7 @@ async def test_a_stream_whose_next_event_takes_long_waits_for_no_reader(monkeypa
             assert refused(server) == 0
             more.set()
             await given_up(server, "POST /v1/translate")
+            assert server._gateway is not None
             await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)
 
 
