@@ -44,7 +44,7 @@ class ServeConfig:
     # Well above max_text_bytes, so that a text that is too long gets our sentence, not a transport error.
     max_message_bytes: int = 16 * MIB
     max_pending_bytes: int = 64 * MIB  # of large requests that are here at once
-    write_seconds: float | None = 30.0  # that a message waits for its reader; then its call is given up; None: any time
+    write_seconds: float | None = 30.0  # in which a reader takes nothing; then its call is given up; None: any time
     drain_delay_seconds: float = 5.0  # between the first health check that says no, and the first call that is refused
     drain_seconds: float | None = 20.0  # then calls are cut off; None: as long as they take
     max_connections: int | None = None  # of gRPC, and of the gateway; None: as the limit of open files allows

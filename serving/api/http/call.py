@@ -48,7 +48,7 @@ class Gateway:
     lifecycle: Lifecycle
     workers: TextWorkers
     max_body_bytes: int
-    write_seconds: float | None = None  # how long an event may wait for its reader
+    write_seconds: float | None = None  # how long a reader may take nothing
 
 
 class HttpCall:

@@ -67,7 +67,7 @@ class HttpServer:
         write_seconds: float | None = None,
         option: str = "--http-port",
     ) -> None:
-        """`write_seconds`: how long a response may wait for its reader."""
+        """`write_seconds`: how long the reader of a response may take nothing."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

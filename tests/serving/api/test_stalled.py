@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2
 from beamline.serving.api.inference import Inference
+from beamline.serving.security.tls import TlsFiles
 from beamline.serving.server import Server
 from tests.serving.doubles import WAIT_SECONDS, EngineDouble, connected, eventually, running
 
@@ -91,12 +95,16 @@ async def stalled_connection(server: Server, accept: str, small: bool = True) ->
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, (host, int(port)))
+    await loop.sock_sendall(connection, translate_call(accept))
+    return connection
+
+
+def translate_call(accept: str) -> bytes:
     texts: list[dict[str, Any]] = [{"text": "a" * 60}] * 1024
     options = {"num_hypotheses": 8, "beam_size": 8, "return_tokens": True, "return_scores": True}
     body = json.dumps({"inputs": texts, "options": options}).encode()
     head = f"POST /v1/translate HTTP/1.1\r\nhost: a\r\naccept: {accept}\r\ncontent-length: {len(body)}\r\n\r\n"
-    await loop.sock_sendall(connection, head.encode() + body)
-    return connection
+    return head.encode() + body
 
 
 class Looks(set[Any]):
@@ -126,34 +134,52 @@ async def test_events_that_nobody_reads_are_given_up() -> None:
             await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/json"])
-async def test_a_slow_reader_gets_everything(accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("events", "tls"), [(0, False), (4, False), (4096, False), (4096, True)])  # 0: one response
+async def test_a_slow_reader_gets_everything(
+    events: int, tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It always takes something within the time that it has, and needs far longer in all."""
-    reply, parts = pb.TranslateReply(text="a" * 2**23), 4
+    text = "Q" * (2**25 // max(events, 1))
 
     async def stream(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> Replies:
-        for _ in range(parts):
-            yield reply
+        for _ in range(events):
+            yield pb.TranslateReply(text=text)
 
     async def translate(self: Inference, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
-        return pb.TranslateResponse(model=parts * reply.text)
+        return pb.TranslateResponse(model=text)
 
     monkeypatch.setattr(Inference, "TranslateStream", stream)
     monkeypatch.setattr(Inference, "Translate", translate)
-    async with patient_server() as server:
+    authority, trust = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(trust)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    files = TlsFiles(tmp_path / "server.pem", tmp_path / "server.pem") if tls else None
+    async with running(EngineDouble(), http_port=0, write_seconds=0.5, tls=files) as server:
         connections = looked_at(server)
-        with await stalled_connection(server, accept, small=False) as connection:
-            received, taken = 0, 0
-            while received < parts * 2**23:
-                data = await asyncio.get_running_loop().sock_recv(connection, 2**18)
-                assert data, "it was cut off"
-                received += data.count(b"a")
-                taken += len(data)
-                if taken >= 3 * 2**19:
-                    seen, taken = connections.count, 0
-                    await eventually(lambda seen=seen: connections.count > seen)  # type: ignore[misc]
+        host, port = str(server.http_address).split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=trust if tls else None)
+        writer.write(translate_call("text/event-stream" if events else "application/json"))
+        received, taken = 0, 0
+        while received < 2**25:
+            data = await reader.read(2**18)
+            assert data, "it was cut off"
+            received += data.count(b"Q")
+            taken += len(data)
+            if taken >= 3 * 2**19:
+                seen, taken = connections.count, 0
+                await eventually(lambda seen=seen: connections.count > seen)  # type: ignore[misc]
+        writer.close()
         assert connections.count > 12  # three times as long as it may take nothing
         assert refused(server) == 0
+
+
+async def test_a_stream_that_was_given_up_ends_though_its_reader_goes_on() -> None:
+    async with patient_server() as server:
+        with await stalled_connection(server, "text/event-stream", small=False) as connection:
+            await eventually(lambda: refused(server) == 1)
+            with suppress(ConnectionResetError):
+                while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(connection, 2**20), WAIT_SECONDS):
+                    pass
 
 
 async def test_a_stream_whose_next_event_takes_long_waits_for_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
