@@ -141,6 +141,9 @@ class ChunkedPrefill:
         stats.prefix_cache_bytes = self._cache.size
         self._tokens = self._cached_tokens = 0
 
+    def give_back(self, scheduler: Scheduler[Request]) -> bool:
+        return False  # a prompt is computed when its request has been admitted
+
     def _begin(self, newcomers: Sequence[Request], scheduler: Scheduler[Request]) -> list[Request]:
         """Looks up what is known of each prompt, and groups the rest."""
         ready, work = [], list[tuple[Request, Known | None]]()

@@ -318,6 +318,8 @@ class Engine:
                 return self._launch(parts)
             except OutOfMemory as error:
                 self._pipeline.drop()
+                if self._prefill.give_back(self._scheduler):
+                    continue
                 edits = [sum(each.edits.size + len(each.forbidden) for each in part.edits) for part in parts]
                 slot = max(range(len(requests)), key=lambda each: (edits[each], each))
                 log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)

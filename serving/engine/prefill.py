@@ -19,8 +19,9 @@ from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
 
-ENCODE_TOKENS = 1024  # source tokens that are encoded between two steps: decoding never waits long
-_TOGETHER = 8  # that are worth a run of the encoder: for fewer, much of it is what any run takes
+ENCODE_TOKENS = 1024  # newcomers' source tokens that are encoded between two steps: decoding never waits long
+# Requests, and their tokens, that are worth a run of the encoder: for fewer, much of it is what any run takes.
+_TOGETHER, _TOGETHER_TOKENS = 8, 256
 
 
 class Prefill(Protocol):
@@ -34,6 +35,9 @@ class Prefill(Protocol):
     def report(self, stats: StepStats) -> None:
         """Adds what was computed of prompts since the last time."""
 
+    def give_back(self, scheduler: Scheduler[Request]) -> bool:
+        """Where the device is full: whether there was any memory of requests that still wait in the queue."""
+
 
 def could_not_prepare(
     request: Request, error: Exception, scheduler: Scheduler[Request], outputs: OutputCollector
@@ -46,28 +50,45 @@ class EncoderPrefill:
     def __init__(self, backend: Backend, outputs: OutputCollector) -> None:
         self._backend = backend
         self._outputs = outputs
+        self._ahead: list[Request] = []  # those who were encoded while they waited
 
     def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
         admitted = self._admit(scheduler)
         coming = [request for request in admitted if request.memory is None]
         if coming:
-            for group in groups_by_length([*coming, *self._waiting(scheduler, len(coming))], _length, ENCODE_TOKENS):
+            waiting = self._waiting(scheduler, coming)
+            for group in groups_by_length([*coming, *waiting], _length, ENCODE_TOKENS):
                 if any(scheduler.is_preparing(request) for request in group):
                     self._encode(group, scheduler)
+            self._ahead = [each for each in (*self._ahead, *waiting) if each.memory is not None]
         return [request for request in admitted if request.memory is not None]
 
     @staticmethod
-    def _waiting(scheduler: Scheduler[Request], coming: int) -> list[Request]:
+    def _waiting(scheduler: Scheduler[Request], coming: Sequence[Request]) -> list[Request]:
         """Who is encoded with those who are coming, and keeps it in the queue: slots become free one by one."""
-        if coming >= _TOGETHER:
-            return []
-        return [each for each in scheduler.peek(_TOGETHER - coming) if each.memory is None]
+        found: list[Request] = []
+        tokens = sum(map(_length, coming))
+        for request in scheduler.peek(max(0, _TOGETHER - len(coming))):
+            if request.memory is not None or request.encode_alone:
+                continue
+            tokens += request.source_length
+            if tokens > _TOGETHER_TOKENS:
+                break
+            found.append(request)
+        return found
 
     def stepped(self, seconds: float) -> None:
         pass
 
     def report(self, stats: StepStats) -> None:
         pass
+
+    def give_back(self, scheduler: Scheduler[Request]) -> bool:
+        waiting = [each for each in self._ahead if each.memory is not None and not scheduler.is_preparing(each)]
+        for request in waiting:
+            request.memory = None
+        self._ahead = []
+        return bool(waiting)
 
     def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
         """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""
@@ -77,8 +98,9 @@ class EncoderPrefill:
 
         def fits(request: Request) -> bool:
             nonlocal tokens
-            if request.memory is None:
-                tokens += request.source_length
+            if request.memory is not None:
+                return True
+            tokens += request.source_length
             return tokens <= ENCODE_TOKENS or tokens == request.source_length
 
         return scheduler.admit(fits)
@@ -94,16 +116,18 @@ class EncoderPrefill:
             raise
         except OutOfMemory as error:
             log.error("there is too little memory to encode a group of %d: %s", len(group), error)
-            if len(group) == 1:
+            if not self.give_back(scheduler) and len(group) == 1:
                 return could_not_prepare(group[0], out_of_memory(), scheduler, self._outputs)
         except Exception:
             log.exception("encoding failed for a group of %d", len(group))
             if len(group) == 1:
                 return could_not_prepare(group[0], ComputeError("the encoder failed"), scheduler, self._outputs)
-        # One of them is at fault: alone, the others succeed.
+        # One of them is at fault, or all were too many: alone, the others succeed.
         for request in group:
             if scheduler.is_preparing(request):
                 self._encode([request], scheduler)
+            else:
+                request.encode_alone = True
 
 
 def _length(request: Request) -> int:

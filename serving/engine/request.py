@@ -60,6 +60,7 @@ class Request:
     encode_seconds: float = field(default=0.0, init=False)
     stays: list[tuple[int, float]] = field(default_factory=list, init=False)  # its slots, and since when
     cached_tokens: int = field(default=0, init=False)  # of the prompt
+    encode_alone: bool = field(default=False, init=False)  # it was in a group that could not be encoded
     memory: Any = field(default=None, init=False, repr=False)  # the backend's, from its encoding or prefill to its slot
     search: BeamSearch = field(init=False, repr=False)
     processors: LogitsProcessors = field(init=False, repr=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from beamline.serving.backends.cpu import CpuBackend
+from beamline.serving.contract.call import DEFAULT_PRIORITY
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.options import DecodingOptions
@@ -41,8 +42,16 @@ class Harness:
         )
         self.backend = cast(CpuBackend, self.engine._backend)  # or one with the same methods
 
-    def submit(self, source: Sequence[int], options: DecodingOptions, deadline: float | None = None) -> int:
-        request = Request(tuple(source), options, lambda output: self._take(request.id, output), deadline, streams=True)
+    def submit(
+        self,
+        source: Sequence[int],
+        options: DecodingOptions,
+        deadline: float | None = None,
+        priority: int = DEFAULT_PRIORITY,
+    ) -> int:
+        request = Request(
+            tuple(source), options, lambda output: self._take(request.id, output), deadline, priority, streams=True
+        )
         self.pieces[request.id], self.steps[request.id] = [], []
         self.engine.submit(request)
         return request.id

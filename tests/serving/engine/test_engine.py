@@ -6,6 +6,7 @@ import gc
 import random
 import resource
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ from beamline.serving.contract.stats import Outcome
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import FinishReason, Result
 from beamline.serving.engine.request import deliver
-from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest, Overloaded, ShuttingDown
+from beamline.serving.errors import (
+    Cancelled,
+    ComputeError,
+    DeadlinePassed,
+    InvalidRequest,
+    OutOfMemory,
+    Overloaded,
+    ShuttingDown,
+)
 from tests.support.engines import arenas, decode, make_engine, poison, results
 from tests.support.harness import Harness
 from tests.support.marian_shape import EOS, MAX_LENGTH, PAD, MarianShape
@@ -194,6 +203,21 @@ def test_a_step_that_fails_answers_everybody_and_the_engine_goes_on(
     assert isinstance(harness.answers[kept], Result)
 
 
+def test_a_layout_that_fails_costs_nobody_who_comes_later(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(plain_model)
+    expected = harness.answer([5, 6], BEAM)
+    lost = harness.submit([5, 6], LONG)
+    harness.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.backend._arenas["cache_value_0"], "resize", lambda sizes, slots: 1 / 0)
+        while lost not in harness.answers:
+            harness.step()
+    assert isinstance(harness.answers[lost], ComputeError)
+    assert_same(harness.answer([5, 6], BEAM), expected)
+
+
 def poison_the_encoder(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """By every source that has a 13 in it."""
     encode = harness.backend.encode
@@ -260,6 +284,80 @@ def test_who_waits_and_breaks_the_encoder_fails_in_its_turn(
     harness.finish()
     assert isinstance(harness.answers[bad], ComputeError)
     assert all(isinstance(harness.answers[number], Result) for number in good)
+
+
+def groups_of(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many the encoder is run for, each time."""
+    groups: list[int] = []
+    encode = harness.backend.encode
+
+    def noted(sources: list[list[int]]) -> object:
+        groups.append(len(sources))
+        return encode(sources)
+
+    monkeypatch.setattr(harness.backend, "encode", noted)
+    return groups
+
+
+def test_who_breaks_the_encoder_is_encoded_along_once(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would be encoded one by one as long as it waits."""
+    harness = Harness(plain_model, slots=1)
+    poison_the_encoder(harness, monkeypatch)
+    groups = groups_of(harness, monkeypatch)
+    harness.submit([5, 6, 20], BEAM)
+    bad = harness.submit([5, 6, 13], BEAM, priority=3)
+    harness.submit([5, 6, 21], BEAM)
+    harness.step()
+    assert groups == [3, 1]
+    for number in range(22, 25):
+        harness.submit([5, 6, number], BEAM)
+    harness.finish()
+    assert groups == [3, 1, 4, 1]
+    assert isinstance(harness.answers.pop(bad), ComputeError)
+    assert all(isinstance(answer, Result) for answer in harness.answers.values())
+
+
+def test_long_sources_are_not_encoded_along(plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They gain nothing, and those who decode would wait for them."""
+    harness = Harness(plain_model, slots=1)
+    groups = groups_of(harness, monkeypatch)
+    for number in range(20, 28):
+        harness.submit([number] * 60, BEAM)
+    harness.finish()
+    assert groups == [4, 4]  # not eight at once
+
+
+@pytest.mark.parametrize("full", ["encode", "launch"])
+def test_who_waits_gives_its_memory_back_where_the_device_is_full(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    harness = Harness(plain_model, slots=2)
+    queue, refused = harness.engine._queue, 0
+    owner: Any = harness.backend if full == "encode" else harness.engine._pipeline
+    works = getattr(owner, full)
+
+    def limited(*what: Any) -> object:
+        nonlocal refused
+        if any(request.memory is not None for request in queue.peek(99)):
+            refused += 1
+            raise OutOfMemory("nothing left")
+        return works(*what)
+
+    sources = [[5, 6, number] for number in range(20, 26)]
+    numbers = [harness.submit(source, BEAM) for source in sources]
+    harness.step()
+    assert [request.memory is not None for request in queue.peek(99)] == [True] * 4
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, full, limited)
+        sources.append([7] * 60)
+        numbers.append(harness.submit(sources[-1], BEAM, priority=0))
+        harness.finish()
+    assert refused > 0
+    alone = Harness(plain_model)
+    for source, number in zip(sources, numbers, strict=True):
+        assert_same(harness.result(number), alone.answer(source, BEAM))
 
 
 def test_options_that_forbid_everything_are_an_error(plain_model: MarianShape) -> None:
