@@ -42,7 +42,7 @@ class _Bound:
     outputs: dict[str, NDArray[Any]]
     carry: list[tuple[NDArray[Any], NDArray[Any]]]  # where an output goes, and the output
     from_host: dict[str, NDArray[Any]] = field(default_factory=dict)  # what a step was given
-    given: StepInputs | None = None  # by the last step of this shape, where that was nothing: it is there already
+    given: StepInputs | None = None  # to the last step of this shape, where that was a plain one: it is here already
     listed: dict[str, NDArray[Any]] = field(default_factory=dict)  # of the shortlist
 
     def rest(self) -> None:
@@ -93,6 +93,7 @@ class CpuBackend(SlotBackend):
 
     def allocate(self, slots: int, largest: Shape) -> int:
         nbytes = super().allocate(slots, largest)
+        self._bindings, self._last = {}, None
         if self._lexicon is not None:
             self._shortlist = Shortlist(self._lexicon, self.manifest, slots, self._gather)
         self._verify_in_place()
@@ -160,11 +161,12 @@ class CpuBackend(SlotBackend):
 
     def _bound_to(self, shape: Shape) -> _Bound:
         """Requests come and go, so the same few shapes recur; and the arenas stay where they are."""
-        bound = self._bindings.get(shape)
+        bound = self._bindings.pop(shape, None)
         if bound is None:
             if len(self._bindings) == _MOST_BINDINGS:
-                del self._bindings[next(iter(self._bindings))]
-            bound = self._bindings[shape] = self._bind(shape)
+                del self._bindings[next(iter(self._bindings))]  # which has not been wanted for longest
+            bound = self._bind(shape)
+        self._bindings[shape] = bound
         return bound
 
     def _bind(self, shape: Shape) -> _Bound:

@@ -124,7 +124,7 @@ class Capacity:
             needed = _needed(searches, beams)
         cache = self._cache_length(needed, beams, compacted=full and compactions > 0)
         shape = Shape(batch, beams, cache, self._source_length(requests))
-        relaid = shape != self.shape and self._backend.resize(shape, kept)
+        relaid = self._backend.resize(shape, kept)
         self.shape = shape
         return Copies(int(relaid), compactions)
 

@@ -82,6 +82,8 @@ class Completion:
             if request.search.options.return_alignment:
                 start = request.search.start_token
                 hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
+        except DeviceLost:
+            raise
         except Exception:
             log.exception("aligning request %d failed", request.id)
             return self.finish(slot, ComputeError("the alignment failed"), Outcome.FAILED)

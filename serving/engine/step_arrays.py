@@ -45,6 +45,7 @@ def step_inputs(
 ) -> StepInputs:
     """The arrays of a step in which these requests take part, each with its own part."""
     if all(part is _NOTHING for part in parts):
+        arrays.release()
         return _plain_inputs(len(parts), beams)
     index, scale, add = arrays.write([part.edits for part in parts], beams)
     rows: list[int] = []

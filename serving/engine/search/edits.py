@@ -91,6 +91,10 @@ class EditArrays:
         self._vocabulary = vocabulary
         self._arrays = _arrays((0, 0, 0))
 
+    def release(self) -> None:
+        """What long lists took."""
+        self._arrays = _arrays((0, 0, 0))
+
     def write(self, rows: Sequence[Sequence[BeamEdits]], beams: int) -> tuple[Ints, Floats, Floats]:
         """Edits of B requests, each per beam."""
         size = _padded(max((each.longest for row in rows for each in row), default=0), self._vocabulary)
