@@ -61,7 +61,8 @@ test: $(DEV)/.ready  ## Run the tests
 	$(DEV)/bin/python $(PYTEST) -m "not full and not gpu and not cuda_stub" $(TEST_ARGS)
 
 test-full: part-known $(DEV)/.ready  ## Run the tests with the long ones: whole grids, soak, fuzz; or a PART
-	$(DEV)/bin/python $(PYTEST) -m "not gpu and not cuda_stub" $(if $(PART),$(part-tests)) $(TEST_ARGS)
+	$(DEV)/bin/python $(PYTEST) -m "not alone and not gpu and not cuda_stub" $(if $(PART),$(part-tests)) $(TEST_ARGS)
+	$(DEV)/bin/python -m pytest -m alone $(if $(PART),$(part-tests)) $(TEST_ARGS) || [ $$? -eq 5 ] # a part without any
 
 part-known:
 	@$(if $(filter-out $(PARTS),$(PART)),echo "There is no part '$(PART)' of test-full; choose one of: $(sort $(PARTS))" >&2; exit 1,:)

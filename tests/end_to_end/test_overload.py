@@ -69,6 +69,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 async def test_five_times_the_capacity_for_a_minute(tmp_path: Path) -> None:
     arguments = ("--fake", "--fake-slots", str(SLOTS), "--fake-step-ms", str(STEP_MS), "--max-queue", str(QUEUE))

@@ -91,6 +91,7 @@ def within(found: float, simulated: Sequence[float]) -> bool:
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("load", [0.5, 0.7, 0.85])
 def test_percentiles_match_the_simulated_queue(tmp_path: Path, load: float):
@@ -115,6 +116,7 @@ def test_percentiles_match_the_simulated_queue(tmp_path: Path, load: float):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_closed_loop_obeys_littles_law(tmp_path: Path):
     slots, clients, step_ms = 4, 10, 25.0
@@ -157,6 +159,7 @@ def test_a_stall_is_seen(tmp_path: Path):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_a_stall_of_a_second_is_in_p99_of_an_open_loop(tmp_path: Path):
     load = ("--rate", "100", "--duration", "10s", "--warmup", "0s")
@@ -172,6 +175,7 @@ def test_a_stall_of_a_second_is_in_p99_of_an_open_loop(tmp_path: Path):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_two_thousand_a_second_or_it_says_so(tmp_path: Path, workers: int):
