@@ -55,7 +55,7 @@ class GemmaConverter(LlamaConverter):
                 softcap=getattr(config, "attn_logit_softcapping", None),
             ),
             norm=replace(llama.decoder.norm, placement="pre" if first else "both"),
-            turned_by=tuple(_TABLES.index(kind) for kind in config.layer_types) if third else (),
+            rotary_tables=tuple(_TABLES.index(kind) for kind in config.layer_types) if third else (),
             embedding_scale=config.hidden_size**0.5,
         )
         return replace(llama, decoder=decoder, logit_softcap=getattr(config, "final_logit_softcapping", None))
@@ -64,10 +64,10 @@ class GemmaConverter(LlamaConverter):
     def frequencies(cls, original: Any) -> list[tuple[Tensor, float]]:
         if original.config.model_type != "gemma3_text":
             return super().frequencies(original)
-        turning = original.model.rotary_emb
-        kinds = [kind if kind in turning.layer_types else turning.layer_types[0] for kind in _TABLES]
+        rotary = original.model.rotary_emb
+        kinds = [kind if kind in rotary.layer_types else rotary.layer_types[0] for kind in _TABLES]
         return [
-            (getattr(turning, f"{kind}_original_inv_freq"), getattr(turning, f"{kind}_attention_scaling"))
+            (getattr(rotary, f"{kind}_original_inv_freq"), getattr(rotary, f"{kind}_attention_scaling"))
             for kind in kinds
         ]
 

@@ -88,7 +88,7 @@ def decoder_stack(config: Any) -> StackConfig:
 
 
 def map_layer(tensors: Mapping[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
-    """Their matrices are [inputs, outputs]; torch has them turned round."""
+    """Their matrices are [inputs, outputs]; torch has them transposed."""
     mapped = {}
     for part, name in _LAYER.items():
         for kind in ("weight", "bias"):

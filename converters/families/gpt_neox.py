@@ -10,7 +10,7 @@ from torch import Tensor
 
 from beamline.converters.loaders.hugging_face import ACTIVATIONS, wrong_activation
 from beamline.converters.loaders.language_models import LanguageModelConverter, parts_of_heads
-from beamline.converters.loaders.rotary import longest_text, turned_halves, turned_width, wrong_rope
+from beamline.converters.loaders.rotary import longest_text, partial_rotary, rotary_width, wrong_rope
 from beamline.converters.modules.transformer.config import (
     AttentionConfig,
     DecoderOnlyConfig,
@@ -35,7 +35,7 @@ class GptNeoXConverter(LanguageModelConverter):
 
     @classmethod
     def unsupported(cls, config: Any) -> list[str]:
-        return [*wrong_activation(config, "hidden_act"), *wrong_rope(config, in_part=True)]
+        return [*wrong_activation(config, "hidden_act"), *wrong_rope(config, partial=True)]
 
     @classmethod
     def architecture(cls, config: Any) -> DecoderOnlyConfig:
@@ -58,7 +58,7 @@ class GptNeoXConverter(LanguageModelConverter):
     @classmethod
     def map_weights(cls, config: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         heads = config.num_attention_heads
-        turned = turned_width(config, config.hidden_size // heads)
+        width = rotary_width(config, config.hidden_size // heads)
         mapped = {
             "embedding.tokens.weight": tensors["gpt_neox.embed_in.weight"],
             "norm.weight": tensors["gpt_neox.final_layer_norm.weight"],
@@ -74,6 +74,6 @@ class GptNeoXConverter(LanguageModelConverter):
                 joined = f"{theirs}.attention.query_key_value.{kind}"
                 if joined in tensors:
                     query, key, value = parts_of_heads(tensors[joined], heads)
-                    query, key = (turned_halves(each, heads, turned) for each in (query, key))
+                    query, key = (partial_rotary(each, heads, width) for each in (query, key))
                     mapped[f"{ours}.attention.qkv.{kind}"] = torch.cat([query, key, value])
         return mapped

@@ -17,5 +17,5 @@ class SmolLM3Converter(LlamaConverter):
     @classmethod
     def architecture(cls, config: Any) -> DecoderOnlyConfig:
         llama = super().architecture(config)
-        turned = tuple(0 if turns else None for turns in config.no_rope_layers[: config.num_hidden_layers])
-        return replace(llama, decoder=replace(llama.decoder, turned_by=turned))
+        tables = tuple(0 if rotary else None for rotary in config.no_rope_layers[: config.num_hidden_layers])
+        return replace(llama, decoder=replace(llama.decoder, rotary_tables=tables))

@@ -41,9 +41,9 @@ class LanguageModelConverter(GenerationConverter):
 
     @classmethod
     def frequencies(cls, original: Any) -> list[tuple[Tensor, float]]:
-        """By which rotary positions turn, and what multiplies that which is turned; for each table of angles."""
-        turning = original.base_model.rotary_emb
-        return [(turning.original_inv_freq, turning.attention_scaling)]
+        """Of rotary positions, and what their result is multiplied by; for each table of angles."""
+        rotary = original.base_model.rotary_emb
+        return [(rotary.original_inv_freq, rotary.attention_scaling)]
 
     def load(self) -> LoadedModel:
         from transformers import AutoModelForCausalLM
@@ -80,7 +80,7 @@ class LanguageModelConverter(GenerationConverter):
 
     @classmethod
     def build(cls, original: Any) -> DecoderOnlyTransformer:
-        """Our module with the weights of theirs; what need not be joined or turned is not copied."""
+        """Our module with the weights of theirs; what need not be joined or put into another order is not copied."""
         config = cls.architecture(original.config)
         with torch.device("meta"):
             model = DecoderOnlyTransformer(config)

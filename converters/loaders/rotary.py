@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Rules by which positions are turned that are fixed once the checkpoint is known. Those that change with the length of
+# Rules of rotary positions that are fixed once the checkpoint is known. Those that change with the length of
 # a text are fixed, too, as far as the model was trained; beyond that they would turn the whole cache anew as it grows.
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -20,13 +20,13 @@ def rope_rules(config: Any) -> list[dict[str, Any]]:
     return [found] if "rope_type" in found else list(found.values())
 
 
-def wrong_rope(config: Any, *, in_part: bool = False) -> Iterator[str]:
-    """`in_part`: whether heads may be turned in part."""
+def wrong_rope(config: Any, *, partial: bool = False) -> Iterator[str]:
+    """`partial`: whether some dimensions of a head may be without rotary embedding."""
     for rule in rope_rules(config):
         if rule["rope_type"] not in ROPE_TYPES:
             yield f"rope_type is {rule['rope_type']!r}; supported: {', '.join(ROPE_TYPES)}"
-        if not in_part and rule.get("partial_rotary_factor", 1.0) != 1.0:
-            yield f"partial_rotary_factor is {rule['partial_rotary_factor']}: heads turned in part"
+        if not partial and rule.get("partial_rotary_factor", 1.0) != 1.0:
+            yield f"partial_rotary_factor is {rule['partial_rotary_factor']}: partial rotary embeddings"
 
 
 def wrong_layers(config: Any) -> Iterator[str]:
@@ -35,7 +35,7 @@ def wrong_layers(config: Any) -> Iterator[str]:
 
 
 def longest_text(config: Any) -> int:
-    """By longrope, a text longer than those before its scaling would turn all of its tokens by other angles."""
+    """By longrope, a text longer than those before its scaling would rotate all of its tokens by other angles."""
     positions = int(config.max_position_embeddings)
     for rule in rope_rules(config):
         if rule["rope_type"] == "longrope":
@@ -55,18 +55,19 @@ def windows(config: Any) -> tuple[int | None, ...]:
     return found if any(found) else ()
 
 
-def turned_width(config: Any, head_width: int) -> int:
+def rotary_width(config: Any, head_width: int) -> int:
     (rule,) = rope_rules(config)
     return int(head_width * rule.get("partial_rotary_factor", 1.0))
 
 
-def turned_halves(weight: Tensor, heads: int, turned: int) -> Tensor:
-    """The rows [heads * D, ...] of queries or keys whose first `turned` of D are turned, in the order in which all D
-    are: of a pair that is turned together, one stands in either half of the head. Products of queries and keys stay."""
+def partial_rotary(weight: Tensor, heads: int, width: int) -> Tensor:
+    """The rows [heads * D, ...] of queries or keys of which the first `width` of D are rotated, in the order of a
+    rotary embedding over all D: of a pair that is rotated together, one stands in either half of the head. Products of
+    queries and keys stay what they are."""
     rows: Tensor = weight.unflatten(0, (heads, -1))  # type: ignore[no-untyped-call]
-    half, rest = turned // 2, (rows.shape[1] - turned) // 2
+    half, rest = width // 2, (rows.shape[1] - width) // 2
     places = torch.arange(rows.shape[1])
     order = torch.cat(
-        [places[:half], places[turned : turned + rest], places[half:turned], places[turned + rest :]],
+        [places[:half], places[width : width + rest], places[half:width], places[width + rest :]],
     )
     return rows[:, order].flatten(0, 1)

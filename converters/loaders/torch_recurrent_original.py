@@ -109,7 +109,7 @@ class Original(nn.Module):
         if self.encoder is None:
             return self.embed_source(source), []
         lengths = source_mask.sum(1)
-        read = self.embed_source(self._turned(source, lengths))
+        read = self.embed_source(self._reversed(source, lengths))
         packed = pack_padded_sequence(read, lengths, batch_first=True, enforce_sorted=False)
         found, state = self.encoder(packed)
         outputs, _ = pad_packed_sequence(found, batch_first=True, total_length=source.shape[1])
@@ -119,9 +119,9 @@ class Original(nn.Module):
             self._merge([part[way::directions] for way in range(directions)])
             for part in (state if isinstance(state, tuple) else (state,))
         ]
-        return self._turned(merged, lengths), ends
+        return self._reversed(merged, lengths), ends
 
-    def _turned(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def _reversed(self, x: Tensor, lengths: Tensor) -> Tensor:
         if not self.config.reverse_source:
             return x
         rows = [

@@ -3,7 +3,7 @@
 Only matrices of products: they are most of a model, and read as a whole at every step. What is looked up in, too (an
 embedding, with or without the output layer tied to it), and what has no whole blocks gets 8 bits.
 
-A matrix [in, out] is stored as [out, in] and turned around by the graph, so that the numbers of a block lie beside each
+A matrix [in, out] is stored as [out, in] and transposed by the graph, so that the numbers of a block lie beside each
 other: as `MatMulNBits` wants them, into which a server on a CPU turns the product (`serving/rewrites/int4.py`).
 Symmetric, because TensorRT takes no other zero.
 """
@@ -88,7 +88,7 @@ def _quantise(graph: ir.Graph, value: ir.Value) -> None:
     stored = add_initializer(graph, f"{name}_int4", levels.astype(ml_dtypes.int4))
     inputs = [stored, add_initializer(graph, f"{name}_scale", scale)]
     node = ir.node("DequantizeLinear", inputs, attributes={"axis": 1, "block_size": BLOCK}, name=f"{name}_dequantise")
-    turned = ir.node("Transpose", node.outputs, attributes={"perm": [1, 0]}, name=f"{name}_turn")
+    transposed = ir.node("Transpose", node.outputs, attributes={"perm": [1, 0]}, name=f"{name}_transposed")
     rows = node.outputs[0]
     rows.name, rows.type, rows.shape = f"{name}_rows", value.type, ir.Shape(levels.shape)
-    put_in_place(graph, value, [node, turned])
+    put_in_place(graph, value, [node, transposed])

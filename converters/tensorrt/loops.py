@@ -41,8 +41,8 @@ def _unfolded(node: onnx.NodeProto, floats: Iterable[str]) -> Iterator[onnx.Node
         return f"{name}_{part}"
 
     scale = next((attribute.f for attribute in node.attribute if attribute.name == "scale"), None)
-    yield helper.make_node("Transpose", [key], [of("turned")], perm=[0, 1, 3, 2])
-    yield helper.make_node("MatMul", [query, of("turned")], [of("product")])
+    yield helper.make_node("Transpose", [key], [of("transposed")], perm=[0, 1, 3, 2])
+    yield helper.make_node("MatMul", [query, of("transposed")], [of("product")])
     if scale is None:  # by the root of D
         yield helper.make_node("Shape", [query], [of("width")], start=-1)
         yield helper.make_node("Cast", [of("width")], [of("number")], to=onnx.TensorProto.FLOAT)

@@ -23,12 +23,12 @@ def _gemma3(**full: Any) -> dict[str, Any]:
     return {"rope_parameters": {"sliding_attention": local, "full_attention": {"rope_theta": 10_000.0, **full}}}
 
 
-def _longrope(turned: int, **options: Any) -> dict[str, Any]:
+def _longrope(width: int, **options: Any) -> dict[str, Any]:
     return {
         **rope(
             "longrope",
-            short_factor=[1.0 + 0.1 * place for place in range(turned // 2)],
-            long_factor=[4.0] * (turned // 2),
+            short_factor=[1.0 + 0.1 * place for place in range(width // 2)],
+            long_factor=[4.0] * (width // 2),
             original_max_position_embeddings=POSITIONS,
             **options,
         ),
@@ -90,7 +90,7 @@ SHAPES = (
     shape("phi3", "phi3", num_key_value_heads=4),
     shape("phi3", "phi3-window", **_THREE, sliding_window=WINDOW, tie_word_embeddings=True),
     shape("phi3", "phi3-longrope", **_longrope(8)),
-    shape("smollm3", "smollm3-all-turned", no_rope_layers=[1, 1], attention_bias=True, mlp_bias=True),
+    shape("smollm3", "smollm3-all-rotary", no_rope_layers=[1, 1], attention_bias=True, mlp_bias=True),
     shape(
         "smollm3",
         "smollm3-window",

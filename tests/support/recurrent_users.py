@@ -138,10 +138,10 @@ class Sutskever(UserModel):
 
     def forward(self, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
         lengths = mask.sum(1)
-        turned = torch.stack(
+        reversed_source = torch.stack(
             [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(source, lengths.tolist(), strict=True)]
         )
-        _, state = packed_run(self.encoder, self.source(turned), lengths)
+        _, state = packed_run(self.encoder, self.source(reversed_source), lengths)
         return self.output(self.decoder(self.target(target), state)[0])  # type: ignore[no-any-return]
 
     parts: ClassVar[dict[str, Any]] = {

@@ -168,6 +168,6 @@ def merge_directions(x: Tensor, how: str) -> Tensor:
 
 
 def reversed_places(lengths: Tensor, size: int) -> Tensor:
-    """[B, S]: where each place's word stands when every source is turned round within its length."""
+    """[B, S]: where each place's word stands when every source is reversed within its length."""
     places = torch.arange(size, device=lengths.device)[None, :]
     return torch.where(places < lengths[:, None], lengths[:, None] - 1 - places, places)

@@ -90,13 +90,13 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, d] -> [B, H, T, D] and twice [B, G, T, D]"""
         heads, kv_heads = self.config.heads, self.config.kv_heads
-        turned = heads + kv_heads
-        query_key, value = _split(self.qkv(x), (turned * self.config.head_width, self.config.kv_width), dim=-1)
+        rotary_heads = heads + kv_heads
+        query_key, value = _split(self.qkv(x), (rotary_heads * self.config.head_width, self.config.kv_width), dim=-1)
         if self.query_key_norm is not None:
             query_key = self.query_key_norm(query_key)
         if angles is not None:
-            query_key = torch.onnx.ops.rotary_embedding(query_key, angles.cos, angles.sin, num_heads=turned)
-        query, key = _split(split_heads(query_key, turned), (heads, kv_heads), dim=1)
+            query_key = torch.onnx.ops.rotary_embedding(query_key, angles.cos, angles.sin, num_heads=rotary_heads)
+        query, key = _split(split_heads(query_key, rotary_heads), (heads, kv_heads), dim=1)
         return query, key, split_heads(value, kv_heads)
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None = None) -> Tensor:

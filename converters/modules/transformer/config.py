@@ -97,9 +97,9 @@ class StackConfig:
     padding_id: int = 0  # of fairseq's positions: they are counted from behind this id, and it has none
     relative: RelativeConfig | None = None
     # By layer, where they differ: how many tokens one sees, itself included (None: all), and which table of angles
-    # turns it (None: none). Empty: all see everything, and rotary positions have one table.
+    # its rotary embedding has (None: it has none). Empty: all see everything, and rotary positions have one table.
     windows: tuple[int | None, ...] = ()
-    turned_by: tuple[int | None, ...] = ()
+    rotary_tables: tuple[int | None, ...] = ()
     parallel: bool = False  # attention and feed-forward read the same input, and both are added to it
     embedding_scale: float = 1.0
     embedding_width: int | None = None  # of the tokens' vectors, where they are projected to d_model
@@ -122,7 +122,7 @@ class StackConfig:
             found.append(f"rotary positions need an even head_width, not {self.attention.head_width}")
         if self.max_positions < 2:
             found.append(f"max_positions is {self.max_positions}; a beginning and an end need 2")
-        for name, by_layer in (("windows", self.windows), ("turned_by", self.turned_by)):
+        for name, by_layer in (("windows", self.windows), ("rotary_tables", self.rotary_tables)):
             if by_layer and len(by_layer) != self.layers:
                 found.append(f"{name} has {len(by_layer)} entries, but there are {self.layers} layers")
         if any(window is not None and window < 1 for window in self.windows):
@@ -135,7 +135,7 @@ class StackConfig:
     def angle_tables(self) -> int:
         if self.positions != "rotary":
             return 0
-        return 1 + max((table for table in self.turned_by if table is not None), default=0)
+        return 1 + max((table for table in self.rotary_tables if table is not None), default=0)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Rotary(nn.Module):
             self.register_buffer(name, torch.zeros(positions, head_width // 2), persistent=False)
 
     def set_frequencies(self, frequencies: Tensor, scaling: float) -> None:
-        """frequencies [D/2], by whatever rule a checkpoint has for long texts; `scaling` multiplies what is turned.
+        """frequencies [D/2], by whatever rule a checkpoint has for long texts; `scaling` multiplies what is rotated.
         Where there are fewer, the rest of a head stays as it is."""
         angles = torch.arange(self.positions).float()[:, None] * frequencies.float()
         rest = (0, self.cos.shape[1] - len(frequencies))

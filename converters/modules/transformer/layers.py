@@ -106,7 +106,7 @@ class Stack(nn.ModuleList):
 
     def __init__(self, config: StackConfig, memory_width: int = 0) -> None:
         super().__init__(Layer(config, memory_width) for _ in range(config.layers))
-        self.turned_by = config.turned_by or (0 if config.positions == "rotary" else None,) * config.layers
+        self.rotary_tables = config.rotary_tables or (0 if config.positions == "rotary" else None,) * config.layers
 
     def layers(self) -> Iterator[Layer]:
         return (cast(Layer, layer) for layer in self)
@@ -121,6 +121,6 @@ class Stack(nn.ModuleList):
         """[B, T, d] -> [B, T, d], before the final norm. Both callables get the layer's number first."""
         for number, layer in enumerate(self.layers()):
             cross = None if cross_attend is None else partial(cross_attend, number)
-            table = self.turned_by[number]
+            table = self.rotary_tables[number]
             x = layer(x, partial(attend, number), None if table is None else angles[table], cross)
         return x

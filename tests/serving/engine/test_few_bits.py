@@ -48,9 +48,9 @@ def assert_alone_is_together(model: MarianShape, seed: int, count: int, slots: i
     alone = [results(decode(make_engine(model.folder, model.manifest), [request]))[0] for request in requests]
     together = results(decode(make_engine(model.folder, model.manifest, slots=slots), requests, stagger))
     pairs = zip(together, alone, strict=True)
-    turned = [pair for pair in pairs if not is_same(*pair) and not lost_only_one(*pair)]
-    assert len(turned) <= 1
-    assert all(kept_its_best(found, expected) for found, expected in turned)
+    changed = [pair for pair in pairs if not is_same(*pair) and not lost_only_one(*pair)]
+    assert len(changed) <= 1
+    assert all(kept_its_best(found, expected) for found, expected in changed)
 
 
 def lost_only_one(found: Result, expected: Result) -> bool:
