@@ -6,12 +6,12 @@ import asyncio
 import time
 from contextlib import suppress
 
+from beamline.serving.api.descriptors import share_descriptors
 from beamline.serving.api.grpc.server import GrpcServer
 from beamline.serving.api.http.connections import ConnectionLimits
 from beamline.serving.api.http.framing import Framing
 from beamline.serving.api.http.server import HttpServer
 from beamline.serving.config import ServeConfig
-from beamline.serving.descriptors import share_descriptors
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.models.loader import EngineMakers
 from beamline.serving.models.manager import ModelManager

@@ -29,7 +29,7 @@ ARRAY_LIBRARIES = ("numpy", "onnxruntime", "torch")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("contract",),
-    ("security", "rewrites", "lifecycle", "descriptors"),
+    ("security", "rewrites", "lifecycle"),
     ("config",),
     ("backends", "engine", "telemetry"),
     ("text",),

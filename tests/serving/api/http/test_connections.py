@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from beamline.serving.api.descriptors import share_descriptors
 from beamline.serving.api.http.connections import ConnectionLimits
 from beamline.serving.api.http.server import HttpServer
-from beamline.serving.descriptors import share_descriptors
 from tests.serving.doubles import eventually
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
