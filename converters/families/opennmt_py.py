@@ -56,7 +56,6 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "quant_layers": ([],),
     "lambda_coverage": (0.0,),
 }
-_LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
 # Theirs -> fairseq's. A feed-forward has its norm inside.
 _RENAMES = {
     "self_attn.linear_query": "self_attn.q_proj",

@@ -10,7 +10,6 @@ from typing import Any
 from beamline.serving.errors import ConversionError
 from beamline.version import install_hint
 
-MODULES = ("tensorrt", "tensorrt_rtx")
 # It says this of every int64 tensor. We bind them as int64, so there is nothing to make sure of.
 _HARMLESS = re.compile(r"Make sure (input|output) \S+ has Int64 binding")
 _UNUSED = re.compile(r"unused input", re.IGNORECASE)

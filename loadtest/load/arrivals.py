@@ -7,7 +7,6 @@ loop: a fixed number of clients, each of which waits for its answer before it se
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +14,6 @@ from numpy.typing import NDArray
 from beamline.loadtest.errors import LoadTestError
 
 Times = NDArray[np.float64]
-
-
-class OpenLoop(Protocol):
-    """Intended send times, in seconds from the start, ascending."""
-
-    def times(self, duration: float, seed: int) -> Times: ...
-
-    def __str__(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

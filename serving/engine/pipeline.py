@@ -23,14 +23,12 @@ class StepPipeline:
         self._backend = backend
         self._pipelined = backend if run_ahead and isinstance(backend, PipelinedBackend) else None
         self._steps: deque[tuple[list[Request], StepInputs | None]] = deque()
-        self.ahead = 0  # steps that were asked for before the one before was looked at
 
     @property
     def in_flight(self) -> bool:
         return bool(self._steps)
 
     def launch(self, requests: Sequence[Request], inputs: StepInputs) -> None:
-        self.ahead += self.in_flight
         if self._pipelined is None:
             self._steps.append((list(requests), inputs))
         else:

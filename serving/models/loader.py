@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from beamline.serving.models.engines import (
 from beamline.serving.models.registry import Model
 from beamline.serving.models.repository import ModelVersion, verify
 from beamline.serving.models.settings import SETTINGS_FILE, ModelSettings, apply, check
+from beamline.serving.telemetry.history import resident_bytes
 from beamline.serving.telemetry.metrics import Metrics
 from beamline.serving.telemetry.statistics import Statistics
 from beamline.serving.text.generator import Generator
@@ -55,7 +55,7 @@ class ServedEngine(AnyEngine, Protocol):
 
 
 class Driver(Protocol):
-    """The thread that drives the engines of a device."""
+    """The threads that drive the engines, one for each device."""
 
     def start(self) -> None: ...
 
@@ -72,7 +72,7 @@ class Driver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineMakers:
-    """Where engines come from. `beamline.serving.engine` is the real one; tests give their own."""
+    """Where engines come from: `real_makers`; tests give their own."""
 
     load: Callable[[Path, Manifest, ModelSettings, Observe], ServedEngine]
     fake: Callable[[Observe], ServedEngine]
@@ -234,14 +234,6 @@ class ModelLoader:
             else Generator(card, engine, target, limits, workers, host_time)
         )
         return ServedModel(model, engine, settings, manifest, statistics, label)
-
-
-def resident_bytes() -> int:
-    """The memory that this process has of the machine's; 0 where it can't be known."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
 
 
 def _loaded(folder: Path, load: Callable[[], Loaded]) -> Loaded:

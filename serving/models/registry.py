@@ -87,10 +87,6 @@ class Models:
             which = "loaded ones" if known is None else "repository's"
             raise ModelNotFound(f"the default model {self._default!r} is not among the {which}: {_some(names)}")
 
-    def __iter__(self) -> Iterator[Writer]:
-        """Those that write text, by name, then by version."""
-        return (model for model in self.everything() if not isinstance(model, PooledModel))
-
     def everything(self) -> list[Model]:
         """By name, then by version."""
         return [served.model for versions in self._by_name.values() for served in versions.values()]

@@ -6,6 +6,7 @@ Time is cut into bins. An engine that is idle makes no steps, so a bin that is m
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -21,7 +22,6 @@ _SMOOTHED = 5  # bins that a percentile looks back: ten seconds
 _KEPT_FINISHED = 2000  # stays in slots that the timeline remembers
 _FASTEST, _STEP, _BUCKETS = 0.001, 1.2, 70  # latencies from a millisecond to five minutes, within a tenth
 _STATM = Path("/proc/self/statm")
-_PAGE_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class History:
 def resident_bytes() -> int:
     """Of this process; 0 where the system does not say."""
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 
