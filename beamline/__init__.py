@@ -7,9 +7,8 @@
 
 What goes into the methods and what comes back (`TokenIds`, `Translation`, ...) is here as well, errors are in
 `beamline.errors`. `import beamline` is light: the clients, and gRPC with them, and what `load` needs are imported when
-first used. The
-subpackages (`beamline.serving`, ...) are links to the directories at the top level of the repository, so that
-everything is imported by one name.
+first used. The subpackages (`beamline.serving`, ...) are links to the directories at the top level of the repository,
+so that everything is imported by one name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which beamline this is, and how more of it is installed."""
+"""The release of this installation, and the commands that install its extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error that beamline raises on purpose.
+"""The errors of server and converters. Those of the public API stand in `beamline/errors.py`.
 
     BeamlineError                   something went wrong that we can name
     ├── RequestError                the caller can mend it; the text is shown to the client

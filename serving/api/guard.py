@@ -1,6 +1,7 @@
 """What every call passes, whichever API it comes by: credentials, the limit per client, counts, the access log.
 
-The guard knows no API. An API calls it with the method's name and the call's headers (gRPC's metadata, HTTP's headers):
+The guard knows neither gRPC's types nor HTTP's. An API calls it with the method's name and the call's headers (gRPC's
+metadata, HTTP's headers):
 
     with guard.record(method, headers) as record:           # around everything, refusals too
         client = guard.authenticate(method, headers, address)  # before anything else of the call is read
@@ -75,7 +76,7 @@ class Guard:
             return error
 
     def settle(self, outcome: Client | RequestError, address: str) -> Client:
-        """The other half."""
+        """The second half: whose call it is; a refusal is counted for its address, and raised."""
         return self._attempts.settle(outcome, address)
 
     @contextmanager

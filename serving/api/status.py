@@ -1,6 +1,6 @@
 """What became of a call, in terms that belong to no API: a code, and a message where the call failed.
 
-Every exception becomes a `Status` here, and nowhere else. Each API translates the codes into its own: gRPC in
+Every exception of ours becomes a `Status` here, and nowhere else. Each API translates the codes into its own: gRPC in
 `api/grpc/interceptor.py` (the open inference service among them), HTTP in `api/http/errors.py`.
 """
 

@@ -1,1 +1,1 @@
-"""Graph rewrites at load: what makes a portable graph fast on the CPU."""
+"""Graph rewrites at load: what makes a portable graph fast on the CPU or on a GPU."""
