@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
 async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float) -> None:
     """For ever: closes those of which nothing was taken for so long, though there was something to be sent.
     `connections` are uvicorn's, of HTTP/1.1."""
-    stalled: dict[Any, tuple[int, int]] = {}  # what had been taken at the last look, and for how many looks
+    stalled: dict[Any, tuple[Any, int]] = {}  # what had been taken at the last look, and for how many looks
     while True:
         await asyncio.sleep(seconds / _LOOKS)
         before, stalled = stalled, {}
@@ -91,8 +91,10 @@ async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float
                     connection.transport.abort()
 
 
-def _taken(transport: asyncio.Transport) -> int:
-    """How many bytes of its connection's have arrived. Its buffers would not tell: they are filled again, and TLS has
-    its own."""
+def _taken(transport: asyncio.WriteTransport) -> tuple[int, int]:
+    """Changes when something is taken: how many bytes of its connection's have arrived, and how many wait in its
+    buffer. The buffer alone would not tell: it is filled again, and TLS has its own. But a sandbox that plays the
+    kernel (gVisor) may count no arrivals."""
     info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-    return int(struct.unpack_from("Q", info, _BYTES_ACKED)[0])
+    (arrived,) = struct.unpack_from("Q", info.ljust(_BYTES_ACKED + 8, b"\0"), _BYTES_ACKED)
+    return arrived, transport.get_write_buffer_size()
