@@ -50,7 +50,6 @@ class EncoderPrefill:
     def __init__(self, backend: Backend, outputs: OutputCollector) -> None:
         self._backend = backend
         self._outputs = outputs
-        self._ahead: list[Request] = []  # those who were encoded while they waited
 
     def advance(self, scheduler: Scheduler[Request], busy: bool) -> list[Request]:
         admitted = self._admit(scheduler)
@@ -60,7 +59,6 @@ class EncoderPrefill:
             for group in groups_by_length([*coming, *waiting], _length, ENCODE_TOKENS):
                 if any(scheduler.is_preparing(request) for request in group):
                     self._encode(group, scheduler)
-            self._ahead = [each for each in (*self._ahead, *waiting) if each.memory is not None]
         return [request for request in admitted if request.memory is not None]
 
     @staticmethod
@@ -84,11 +82,10 @@ class EncoderPrefill:
         pass
 
     def give_back(self, scheduler: Scheduler[Request]) -> bool:
-        waiting = [each for each in self._ahead if each.memory is not None and not scheduler.is_preparing(each)]
-        for request in waiting:
+        encoded = [request for request in scheduler.peek() if request.memory is not None]
+        for request in encoded:
             request.memory = None
-        self._ahead = []
-        return bool(waiting)
+        return bool(encoded)
 
     def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
         """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""

@@ -286,8 +286,8 @@ class WorkQueue(Generic[R]):
         self._left(taken)
         return taken
 
-    def peek(self, most: int) -> list[R]:
-        """Those who are next, as things stand. They stay here."""
+    def peek(self, most: int | None = None) -> list[R]:
+        """Those who are next, as things stand: so many, or all. They stay here."""
         self._sort_in()
         return list(islice(self._waiting.values(), most))
 

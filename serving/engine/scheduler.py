@@ -52,8 +52,8 @@ class Scheduler(Generic[R]):
         self._preparing.update((request.id, request) for request in taken)
         return taken
 
-    def peek(self, most: int) -> list[R]:
-        """Who will be admitted next, as things stand."""
+    def peek(self, most: int | None = None) -> list[R]:
+        """Who will be admitted next, as things stand: so many, or all who wait."""
         return self._queue.peek(most)
 
     def is_preparing(self, request: R) -> bool:

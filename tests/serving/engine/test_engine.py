@@ -340,7 +340,7 @@ def test_who_waits_gives_its_memory_back_where_the_device_is_full(
 
     def limited(*what: Any) -> object:
         nonlocal refused
-        if any(request.memory is not None for request in queue.peek(99)):
+        if any(request.memory is not None for request in queue.peek()):
             refused += 1
             raise OutOfMemory("nothing left")
         return works(*what)
@@ -348,13 +348,37 @@ def test_who_waits_gives_its_memory_back_where_the_device_is_full(
     sources = [[5, 6, number] for number in range(20, 26)]
     numbers = [harness.submit(source, BEAM) for source in sources]
     harness.step()
-    assert [request.memory is not None for request in queue.peek(99)] == [True] * 4
+    assert [request.memory is not None for request in queue.peek()] == [True] * 4
     with monkeypatch.context() as patch:
         patch.setattr(owner, full, limited)
         sources.append([7] * 60)
         numbers.append(harness.submit(sources[-1], BEAM, priority=0))
         harness.finish()
     assert refused > 0
+    alone = Harness(plain_model)
+    for source, number in zip(sources, numbers, strict=True):
+        assert_same(harness.result(number), alone.answer(source, BEAM))
+
+
+def test_who_waits_gives_back_what_it_got_in_the_same_pass(
+    plain_model: MarianShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two newcomers of different lengths are encoded apart, the first with some who wait."""
+    harness = Harness(plain_model, slots=2)
+    queue, refused, encode = harness.engine._queue, [], harness.backend.encode
+
+    def limited(sources: list[list[int]]) -> object:
+        if any(request.memory is not None for request in queue.peek()):
+            refused.append(len(sources))
+            raise OutOfMemory("nothing left")
+        return encode(sources)
+
+    monkeypatch.setattr(harness.backend, "encode", limited)
+    sources = [[5, 6, 20], [7] * 60, *([5, 6, number] for number in range(21, 24))]
+    numbers = [harness.submit(source, BEAM) for source in sources]
+    harness.step()
+    assert refused == [1]
+    harness.finish()
     alone = Harness(plain_model)
     for source, number in zip(sources, numbers, strict=True):
         assert_same(harness.result(number), alone.answer(source, BEAM))
