@@ -282,6 +282,7 @@ class Engine:
                 len(self._scheduler.active),
             )
             self._fail_active(ComputeError("the step failed"))
+            self._placement.restart()  # perhaps the arenas were being laid out anew
             return
         if step is None:
             return

@@ -153,8 +153,12 @@ class Placement:
     def keep(self, wanted: Callable[[Request], bool]) -> None:
         """The others have left."""
         if self.requests and not wanted(self.requests[0]):
-            self._parts = None
+            self.restart()
         self.requests = [request for request in self.requests if wanted(request)]
+
+    def restart(self) -> None:
+        """What stands in a slot already is lost."""
+        self._parts = None
 
     def next(self, slot: int, others_run: bool) -> Request | None:
         """The first of them, when all of it stands in this slot. While others run, they have a step between two

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Never
 
 import pytest
 
@@ -13,7 +14,7 @@ from beamline.serving.backends.host import HostMemory
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.engine import chunked_prefill as prompts
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
-from tests.support.engines import decode, make_engine, results
+from tests.support.engines import decode, make_engine, results, slot_views
 from tests.support.harness import Harness
 from tests.support.lm_requests import BEAM, ENDLESS, FOUR, GREEDY, SAMPLE, prompt, same
 from tests.support.tiny_lm import CONTEXT, TinyModel
@@ -198,6 +199,34 @@ def test_a_prompt_that_is_cancelled_on_the_way_leaves_nothing(
     assert (harness.engine._placement.rows, harness.engine._placement.requests) == (0, [])
     assert same(harness.answer(prompt(60), BEAM), Harness(tiny_lm).answer(prompt(60), BEAM))
     harness.result(running)
+
+
+@pytest.mark.one_backend("a GPU copies beside the host")
+def test_a_prompt_on_the_way_begins_anew_where_the_slots_were_lost(
+    tiny_lm: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are laid out anew when a step begins, and that may fail half-way."""
+    late = prompt(100)
+    expected = Harness(tiny_lm).answer(late, BEAM)
+    monkeypatch.setattr(HostMemory, "part", 1)
+    harness = Harness(tiny_lm)
+    running = harness.submit(prompt(4), replace(ENDLESS, max_length=200, min_length=200))
+    harness.step()
+    number = harness.submit(late, BEAM)
+    while not harness.engine._placement.rows:
+        harness.step()
+
+    def lose(parts: object) -> Never:
+        for view in slot_views(harness.backend).values():
+            view.fill(1)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.engine, "_launch_or_refuse", lose)
+        harness.step()
+    assert isinstance(harness.answers[running], ComputeError)
+    harness.finish()
+    assert same(harness.result(number), expected)
 
 
 @pytest.mark.one_backend("a GPU's memory is there from the beginning")
