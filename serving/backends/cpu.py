@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from beamline.serving.backends.arena import Layout
 from beamline.serving.backends.device import sizes_of
 from beamline.serving.backends.host import HostMemory, tensor_of
 from beamline.serving.backends.in_place_check import refuse_copies
@@ -69,6 +70,7 @@ class CpuBackend(SlotBackend):
         super().__init__(manifest, self._host, graphs)
         self._bindings: dict[Shape, _Bound] = {}
         self._last: _Bound | None = None  # that of the last step
+        self._next: dict[str, NDArray[np.uint8]] = {}  # where any step leaves what the next one begins with
 
     def _open(self, graphs: CpuGraphs, manifest: Manifest, threads: int) -> ort.InferenceSession:
         """All but the score graph, which few use; the step graph's session."""
@@ -94,6 +96,8 @@ class CpuBackend(SlotBackend):
     def allocate(self, slots: int, largest: Shape) -> int:
         nbytes = super().allocate(slots, largest)
         self._bindings, self._last = {}, None
+        room = {spec.name: slots * Layout(spec, sizes_at(largest)).slot for spec in self._carried}
+        self._next = {name: np.empty(nbytes, np.uint8) for name, nbytes in room.items()}
         if self._lexicon is not None:
             self._shortlist = Shortlist(self._lexicon, self.manifest, slots, self._gather)
         self._verify_in_place()
@@ -170,7 +174,7 @@ class CpuBackend(SlotBackend):
         return bound
 
     def _bind(self, shape: Shape) -> _Bound:
-        """Binds every arena at this shape, which is the current one, and fresh buffers for what a step returns."""
+        """Binds every arena at this shape, which is the current one, and buffers for what a step returns."""
         binding = self._session.io_binding()
         arenas = {name: arena.tensor(shape.batch) for name, arena in self._arenas.items()}
         for name, tensor in arenas.items():
@@ -180,7 +184,8 @@ class CpuBackend(SlotBackend):
         candidates = (shape.batch, shape.beams * self.manifest.candidates_per_beam)
         sizes = sizes_at(shape)
         outputs: dict[str, NDArray[Any]] = {
-            next_of(spec): np.empty(sizes_of(spec.axes, sizes), spec.dtype) for spec in self._carried
+            next_of(spec): np.ndarray(sizes_of(spec.axes, sizes), spec.dtype, self._next[spec.name])
+            for spec in self._carried
         }
         carry = [(self._host.view(arenas[spec.name]), outputs[next_of(spec)]) for spec in self._carried]
         outputs |= {

@@ -96,6 +96,17 @@ def test_what_was_given_is_kept_for_one_shape_alone(backend: CpuBackend) -> None
     assert max(kept) <= 8
 
 
+def test_all_shapes_leave_what_comes_next_in_one_place(backend: CpuBackend) -> None:
+    """Recurrent states and the ancestry may be megabytes, too, and 32 shapes are kept bound."""
+    for cache in (48, 49, 50):
+        backend.resize(Shape(1, 2, cache, 8), 0)
+        backend.place(0, backend.encode([[5, 6]])[0], Start(PAD, 2, independent=False))
+        backend.run(inputs(1, 2))
+    carried = [[array for _, array in bound.carry] for bound in backend._bindings.values()]
+    assert len(carried) >= 3
+    assert all(np.shares_memory(*pair) for one in carried for pair in zip(one, carried[0], strict=True))
+
+
 def test_a_layout_that_fails_half_way_is_made_whole(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some arenas lie anew by then and others don't: who comes next gets what a new backend gives."""
 
