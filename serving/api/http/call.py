@@ -123,7 +123,9 @@ class HttpCall:
             await self._cancelled()
             raise
         headers = {REQUEST_ID: self._request_id, "cache-control": "no-store", **self._guard.load_header(self._record)}
-        return EventStream(self._events(first, replies, write), self._gateway.write_seconds, headers)
+        events = self._events(first, replies, write)
+        await anext(events)  # from now on they count how the call ends, also where nobody asks for the next one
+        return EventStream(events, self._gateway.write_seconds, headers)
 
     async def _written(self, reply: Answer, write: Callable[[Answer], T]) -> T:
         """Of a large reply, beside the event loop."""
@@ -134,6 +136,7 @@ class HttpCall:
     ) -> AsyncGenerator[bytes]:
         async with self._guarded, aclosing(replies):
             try:
+                yield b""  # to have begun
                 if first is not None:
                     yield _event(await self._written(first, write))
                 async for reply in replies:

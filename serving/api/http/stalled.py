@@ -24,6 +24,7 @@ class EventStream(StreamingResponse):
     slow reader would be taken for one that has left."""
 
     def __init__(self, events: AsyncGenerator[bytes], seconds: float | None, headers: dict[str, str]) -> None:
+        """`events` have begun, so that they notice how it ends, however soon."""
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._events = events
         self._seconds = seconds
@@ -56,12 +57,11 @@ class EventStream(StreamingResponse):
             await self._give_up(receive)
         finally:
             scope[_STREAM] = None
+            await self._events.aclose()
 
     async def _give_up(self, receive: Receive) -> None:
-        try:
-            await self._events.athrow(slow_reader(self._seconds))
-        finally:
-            await self._events.aclose()
+        await self._events.athrow(slow_reader(self._seconds))
+        await self._events.aclose()
         self.given_up = True
         while (await receive())["type"] != "http.disconnect":  # `close_stalled` sees to that
             pass
