@@ -70,7 +70,7 @@ class EventStream(StreamingResponse):
 async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float) -> None:
     """For ever: closes those of which nothing was taken for so long, though there was something to be sent.
     `connections` are uvicorn's, of HTTP/1.1."""
-    stalled: dict[Any, tuple[Any, int]] = {}  # what had been taken at the last look, and for how many looks
+    stalled: dict[Any, tuple[tuple[int, int], int]] = {}  # what was taken at the last look; since how many
     while True:
         await asyncio.sleep(seconds / _LOOKS)
         before, stalled = stalled, {}
@@ -80,6 +80,8 @@ async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float
                 connection.transport.abort()  # what was not sent is lost
             elif connection.flow.write_paused:
                 taken, looks = _taken(connection.transport), 0
+                if taken is None:
+                    continue
                 if connection in before and taken == before[connection][0]:
                     looks = before[connection][1] + 1
                 stalled[connection] = taken, looks
@@ -91,10 +93,16 @@ async def close_stalled(connections: Callable[[], Iterable[Any]], seconds: float
                     connection.transport.abort()
 
 
-def _taken(transport: asyncio.WriteTransport) -> tuple[int, int]:
+def _taken(transport: asyncio.WriteTransport) -> tuple[int, int] | None:
     """Changes when something is taken: how many bytes of its connection's have arrived, and how many wait in its
     buffer. The buffer alone would not tell: it is filled again, and TLS has its own. But a sandbox that plays the
-    kernel (gVisor) may count no arrivals."""
-    info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
+    kernel (gVisor) may count no arrivals. None: it is being closed already."""
+    try:
+        connection, waiting = transport.get_extra_info("socket"), transport.get_write_buffer_size()
+    except AttributeError:  # asyncio's transport for TLS has none of its parts any more when it was closed twice
+        return None
+    if connection is None:
+        return None
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
     (arrived,) = struct.unpack_from("Q", info.ljust(_BYTES_ACKED + 8, b"\0"), _BYTES_ACKED)
-    return arrived, transport.get_write_buffer_size()
+    return arrived, waiting

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ import trustme
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import open_inference_pb2
+from beamline.serving.api.http.stalled import close_stalled
 from beamline.serving.api.inference import Inference
 from beamline.serving.security.tls import TlsFiles
 from beamline.serving.server import Server
@@ -132,6 +134,44 @@ async def test_events_that_nobody_reads_are_given_up() -> None:
             await given_up(server, "POST /v1/translate")
             assert server._gateway is not None
             await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)  # the connection is closed, too
+
+
+async def test_events_behind_an_answer_that_nobody_reads_are_given_up() -> None:
+    """They have not begun to be sent."""
+    async with patient_server() as server:
+        with await stalled_connection(server, "application/json") as connection:
+            await asyncio.get_running_loop().sock_sendall(connection, translate_call("text/event-stream"))
+            await given_up(server, "POST /v1/translate")
+            assert server._gateway is not None
+            await asyncio.wait_for(server._gateway.finish(), WAIT_SECONDS)
+
+
+class Leaving:
+    """What is left of a connection by TLS while it is being closed, for a moment or for half a minute."""
+
+    def __init__(self, aborted: asyncio.Event, has_parts: bool) -> None:
+        self.flow, self.cycle, self.transport = SimpleNamespace(write_paused=True), None, self
+        self.abort, self._has_parts = aborted.set, has_parts
+
+    def get_extra_info(self, name: str) -> None:
+        if not self._has_parts:
+            raise AttributeError
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+
+async def test_connections_that_are_being_closed_are_left_alone() -> None:
+    """And the others are looked at as before."""
+    left, closed = asyncio.Event(), asyncio.Event()
+    with socket.socket() as idle:
+        stalled = Leaving(closed, True)
+        stalled.get_extra_info = lambda name: idle  # type: ignore[method-assign, assignment]
+        connections = [Leaving(left, True), Leaving(left, False), stalled]
+        task = asyncio.create_task(close_stalled(lambda: connections, 0.01))
+        await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
+        task.cancel()
+    assert not left.is_set()
 
 
 @pytest.mark.parametrize(("events", "tls"), [(0, False), (4, False), (4096, False), (4096, True)])  # 0: one response
