@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 Option = tuple[str, Any]
 
 # A client tries again by itself, and knows when a first piece has arrived; gRPC's own retries would hide the hint.
-# A server that starts again is found soon, instead of after gRPC's minutes. All addresses of a name are asked, in turn;
-# by default it would be the first that answers, for as long as it does.
+# A server that starts again is found soon, instead of after gRPC's minutes. "min" is how long an attempt to connect may
+# take: some round trips, where a server is far away and talks TLS. All addresses of a name are asked, in turn; by
+# default it would be the first that answers, for as long as it does.
 CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
 
@@ -35,7 +36,7 @@ class Connection:
     """`tls`: None is no encryption, True trusts the public authorities, a path is a PEM file of those to trust."""
 
     target: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: bool | str | Path | None = None
     client_cert: str | Path | None = None
     client_key: str | Path | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,32 @@ def write(path: Path, certificate: trustme.LeafCert) -> tuple[Path, Path]:
     chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
     key.write_bytes(certificate.private_key_pem.bytes())
     return chain, key
+
+
+@asynccontextmanager
+async def far_away(server: Server, seconds: float) -> AsyncIterator[str]:
+    """Its target where all that it says takes so long to arrive."""
+    host, port = server.grpc_address.rsplit(":", 1)
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+        while data := await reader.read(65_536):
+            await asyncio.sleep(seconds)
+            writer.write(data)
+        writer.close()
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(carry(reader, to_server, 0), carry(from_server, writer, seconds))
+
+    async with await asyncio.start_server(accepted, "127.0.0.1", 0) as proxy:
+        yield "{}:{}".format(*proxy.sockets[0].getsockname())
+
+
+async def test_a_server_may_be_far_away(caller: MakeCaller) -> None:
+    async with running(EngineDouble()) as server, far_away(server, 0.3) as target:
+        client = caller(target, retries=0)
+        assert (await client("translate", "a")).text == "a"
+        await client.close()  # before what is between them
 
 
 class TestCredentials:
