@@ -97,7 +97,7 @@ _HOMES = dict.fromkeys(__all__, "beamline.types") | {
 }
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name == "__version__":
         value = import_module("beamline.version").beamline_version()
     elif name in _HOMES:
@@ -116,6 +116,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'beamline' has no attribute {name!r}")
     globals()[name] = value  # the next time it is found without asking here
     return value
+
+
+if not TYPE_CHECKING:  # else every name would be there for a type checker, also one that is misspelt
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:
