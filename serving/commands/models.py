@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.target is not None and args.repo is not None:
+        raise BeamlineError("give --target or --repo, not both")
     if args.target is not None or (args.repo is None and os.environ.get(TARGET_VARIABLE)):
         return _ask_server(args)
     if args.load or args.unload:

@@ -121,6 +121,13 @@ def find(path: Path, version: int | None = None, among: Collection[int] | None =
     """A version of one model: `path` is a model's folder, whose newest is meant where none is named, or a version's.
     `among`: the versions that may be meant where none is named. Raises `ModelNotFound` or `ModelError`."""
     path = Path(os.path.abspath(path))  # a name to compare with the manifest's, also where the path is "."
+    try:
+        return _find(path, version, among)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _find(path: Path, version: int | None, among: Collection[int] | None) -> ModelVersion:
     if not path.is_dir():
         raise ModelNotFound(f"there is no folder {path}{_beside(path)}")
     if (path / MANIFEST_FILE).exists():

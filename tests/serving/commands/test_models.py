@@ -68,6 +68,12 @@ def test_broken_settings_are_listed_too(tmp_path: Path, capsys: pytest.CaptureFi
     assert "does not fit version 1" in problems["defaults"]
 
 
+def test_a_folder_or_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["models", "--repo", str(tmp_path), "--target", "127.0.0.1:1"]
+    assert main(given, {"models": lambda: models}) == 2
+    assert "give --target or --repo, not both" in capsys.readouterr().err
+
+
 def test_an_empty_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(tmp_path) == 0
     assert capsys.readouterr().out == f"no models in {tmp_path}\n"
