@@ -22,7 +22,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from beamline._async_methods import AsyncMethods
 from beamline._calls.arguments import names_what_it_knows
 from beamline._calls.operation import Operation, Settings, Stream, deadline_sentence
-from beamline._calls.requests import check_timeout
+from beamline._calls.requests import checked_timeout
 from beamline._lists import run_all
 from beamline._methods import Methods
 from beamline.errors import (
@@ -78,7 +78,7 @@ def load(
     A `ModelNotFound` or `ModelError` says why it can't be loaded.
     """
     if timeout is not None:
-        check_timeout(timeout)
+        timeout = checked_timeout(timeout)
     options = LoadOptions(version, device, threads, engines, slots, queue, prefix_cache_mib)
     try:
         return LoadedModel(in_process.load(Path(path), options), timeout)
@@ -265,14 +265,17 @@ class _Waiting:
     async def run(self, call: Callable[[], Any]) -> Any:
         while True:
             self._running += 1
+            waits = False
             try:
                 return await call()
             except Overloaded:
-                if self._running == 1:
+                waits = self._running > 1
+                if not waits:
                     raise
             finally:
                 self._running -= 1
-                self._changed.set()
+                if not waits:  # who waits as well leaves no room
+                    self._changed.set()
             self._changed.clear()
             await self._changed.wait()
 

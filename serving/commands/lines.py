@@ -71,17 +71,17 @@ def _answered(ask: Ask[Answer], blocks: Iterable[list[str]]) -> Iterator[tuple[s
 def two_at_a_time(ask: Ask[Answer], blocks: Iterable[list[str]]) -> Iterator[tuple[str, Answer | BeamlineError | None]]:
     """The next block is under way before one ends: so its last lines don't leave slots idle."""
     running: deque[tuple[list[str], Future[list[Answer | BeamlineError]]]] = deque()
-    with ThreadPoolExecutor(2, thread_name_prefix="lines") as pool:
-        try:
-            for block in blocks:
-                running.append((block, pool.submit(_asked, ask, block)))
-                if len(running) == 2:
-                    block, future = running.popleft()
-                    yield from _in_order(block, future.result())
-            for block, future in running:
+    pool = ThreadPoolExecutor(2, thread_name_prefix="lines")
+    try:
+        for block in blocks:
+            running.append((block, pool.submit(_asked, ask, block)))
+            if len(running) == 2:
+                block, future = running.popleft()
                 yield from _in_order(block, future.result())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for block, future in running:
+            yield from _in_order(block, future.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # closing what is asked ends what still runs
 
 
 def _asked(ask: Ask[Answer], block: list[str]) -> list[Answer | BeamlineError]:
