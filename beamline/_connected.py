@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import grpc
 
 from beamline._calls.arguments import names_what_it_knows
 from beamline._calls.operation import Settings
-from beamline._calls.requests import check_timeout
+from beamline._calls.requests import checked_timeout
 from beamline._channel import Connection, target_of
 from beamline._failures import Attempts, failure_of
 from beamline.errors import BeamlineError, Cancelled, InvalidRequest
@@ -44,7 +45,7 @@ class Connected:
         in_flight: how many items of a list are with the server at once.
         """
         if timeout is not None:
-            check_timeout(timeout)
+            timeout = checked_timeout(timeout)
         if retries < 0 or in_flight < 1:
             raise InvalidRequest(f"retries is {retries} and in_flight {in_flight}; they must be at least 0 and 1")
         self._connection = Connection(target_of(target), token, tls, client_cert, client_key)
@@ -53,12 +54,15 @@ class Connected:
         self._retries = retries
         self._in_flight = in_flight
         self._closed = False
+        self._process = os.getpid()
         self._open()
 
     def _open(self) -> None:
         """What needs no event loop is opened at once."""
 
     def _attempts(self, settings: Settings) -> Attempts:
+        if os.getpid() != self._process:  # gRPC's threads are not there, and a call might never end
+            raise BeamlineError("this client was made before the process forked: make one in the child")
         return Attempts(self._retries, self._timeout if settings.timeout is None else settings.timeout)
 
     def _sent(self, settings: Settings) -> list[tuple[str, str]]:

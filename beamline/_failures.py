@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from beamline._calls.operation import deadline_sentence
+from beamline._calls.operation import TooLarge, deadline_sentence
 from beamline._channel import TARGET_VARIABLE, Connection
 from beamline.errors import (
     BeamlineError,
@@ -82,7 +82,7 @@ def failure_of(error: Any, connection: Connection, timeout: float | None) -> Bea
         return Unavailable(sentence, hint) if answered else _unreached(sentence, connection)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if not answered and "larger than max" in sentence:
-            return InvalidRequest("the call is larger than the server takes (its --max-message-mib): send less at once")
+            return TooLarge("the call is larger than the server takes (its --max-message-mib): send less at once")
         return Overloaded(sentence, hint)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlinePassed(sentence if answered or timeout is None else deadline_sentence(timeout))

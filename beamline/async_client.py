@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -37,12 +38,16 @@ class AsyncClient(Connected, AsyncMethods):
     async def close(self) -> None:
         """Cancels what is in flight."""
         self._closed = True
+        self._closing.set()
         if self._opened is not None:
             await self._opened.close()
 
     async def models(self, *, timeout: float | None = None) -> list[Model]:
         """What the server's repository holds, and what of it is ready."""
         return await self._one(repository.models(timeout))
+
+    def _open(self) -> None:
+        self._closing = asyncio.Event()
 
     def _channel(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -65,7 +70,7 @@ class AsyncClient(Connected, AsyncMethods):
         async def ask(call: list[int]) -> None:
             found.update(await self._call(operation, call, attempts.again(), return_errors))
 
-        await run_all(ask, operation.calls(), self._in_flight // operation.items_per_call)
+        await run_all(ask, *operation.calls(self._in_flight))
         answers: Answer | list[Answer] = operation.ordered(found)
         return answers
 
@@ -101,7 +106,7 @@ class AsyncClient(Connected, AsyncMethods):
                 if self._closed_meanwhile():
                     raise Cancelled(CLOSED) from None
                 raise
-            await asyncio.sleep(delay)
+            await self._wait(delay)
 
     async def _stream(self, stream: Stream[Answer]) -> AsyncGenerator[Answer, None]:
         attempts = self._attempts(stream.settings)
@@ -128,7 +133,13 @@ class AsyncClient(Connected, AsyncMethods):
                 raise
             finally:
                 call.cancel()  # where it is over already, nothing happens
-            await asyncio.sleep(delay)
+            await self._wait(delay)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until the next attempt."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+            raise Cancelled(CLOSED)
 
     def _invoked(self, method: Callable[..., Any], request: Any, settings: Settings, attempts: Attempts) -> Any:
         return method(request, timeout=attempts.remaining, metadata=self._sent(settings))

@@ -9,11 +9,11 @@ with Client() as client:
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import grpc
 
@@ -30,17 +30,31 @@ __all__ = ["Client"]
 
 Answer = TypeVar("Answer")
 
+_CANCELLED = "the call was cancelled"
+
 
 class Client(Connected, Methods):
     """Calls a server. Safe to use from many threads at once."""
 
     def _open(self) -> None:
         self._channel = self._connection.channel()
+        self._lock = threading.Lock()
+        self._groups: WeakSet[_Group] = WeakSet()
 
     def close(self) -> None:
         """Cancels what is in flight."""
         self._closed = True
+        with self._lock:
+            groups = list(self._groups)
+        for group in groups:  # those that wait for another attempt, too
+            group.stop()
         self._channel.close()
+
+    def _group(self) -> _Group:
+        group = _Group()
+        with self._lock:
+            self._groups.add(group)
+        return group
 
     def models(self, *, timeout: float | None = None) -> list[Model]:
         """What the server's repository holds, and what of it is ready."""
@@ -51,18 +65,19 @@ class Client(Connected, Methods):
     ) -> Answer | list[Answer] | list[Answer | BeamlineError]:
         """One answer, or the list of them, as the overloads of the methods say."""
         found = operation.refused(return_errors)
-        calls = operation.calls()
+        calls, at_once = operation.calls(self._in_flight)
         attempts = self._attempts(operation.settings)
-        group = _Group()
+        group = self._group()
         if len(calls) == 1:
             found.update(self._call(operation, calls[0], attempts, group, return_errors))
         elif calls:
-            workers = max(1, min(len(calls), self._in_flight // operation.items_per_call))
+            workers = min(len(calls), at_once)
             with ThreadPoolExecutor(workers, thread_name_prefix="beamline-client") as pool:
-                futures: list[Future[dict[int, Any]]] = [
-                    pool.submit(self._call, operation, call, attempts.again(), group, return_errors) for call in calls
-                ]
                 try:
+                    futures: list[Future[dict[int, Any]]] = [
+                        pool.submit(self._call, operation, call, attempts.again(), group, return_errors)
+                        for call in calls
+                    ]
                     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                     failures = [error for future in done if (error := future.exception()) is not None]
                     if failures:
@@ -104,16 +119,20 @@ class Client(Connected, Methods):
             try:
                 return call.result()
             except grpc.FutureCancelledError:
-                raise Cancelled(CLOSED if self._closed else "the call was cancelled") from None
+                raise self._cancelled() from None
             except grpc.RpcError as error:
                 delay = self._delay(error, attempts)
             finally:
                 group.end(call)
             if group.stopped.wait(delay):
-                raise Cancelled("the call was cancelled")
+                raise self._cancelled()
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(CLOSED if self._closed else _CANCELLED)
 
     def _stream(self, stream: Stream[Answer]) -> Generator[Answer, None, None]:
         attempts = self._attempts(stream.settings)
+        group = self._group()
         rpc = stream.rpc
         method = self._invocable(partial(self._channel.unary_stream, rpc.path, rpc.encode, rpc.decode))
         started = False
@@ -134,7 +153,8 @@ class Client(Connected, Methods):
                     raise stream.explained(failure) from error
             finally:
                 call.cancel()  # where it is over already, nothing happens
-            time.sleep(delay)
+            if group.stopped.wait(delay):
+                raise self._cancelled()
 
     def _invocable(self, use: Callable[[], Any]) -> Any:
         """What uses the channel: a closed one raises `ValueError`."""
@@ -157,7 +177,7 @@ class _Group:
     def start(self, start: Callable[[], Any]) -> Any:
         with self._lock:
             if self.stopped.is_set():
-                raise Cancelled("the call was cancelled")
+                raise Cancelled(_CANCELLED)
             call = start()
             self._running.add(call)
             return call

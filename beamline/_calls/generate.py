@@ -72,6 +72,8 @@ def _chat_request(messages: ChatMessages, options: Options) -> pb.GenerateReques
                 role, content = each["role"], each["content"]
                 if len(each) != 2:
                     raise KeyError("unknown keys")
+            if role is None or content is None:  # protobuf would take it for one that was left out
+                raise TypeError
             request.chat.messages.append(pb.ChatMessage(role=role, content=content))
         except (TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(

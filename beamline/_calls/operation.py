@@ -13,14 +13,11 @@ from typing import Any, Generic, TypeVar
 from beamline.errors import (
     BeamlineError,
     DeadlinePassed,
-    Forbidden,
     InternalError,
     InvalidItem,
     InvalidRequest,
-    ModelNotFound,
-    Unauthenticated,
+    Overloaded,
     Unavailable,
-    Unimplemented,
 )
 
 _ITEMS_PER_CALL = 16  # few enough that a long text holds up few others
@@ -28,10 +25,15 @@ _BYTES_PER_CALL = 1 << 20
 
 _PRIORITY, _QUEUE_TIMEOUT = "x-beamline-priority", "x-beamline-queue-timeout-ms"
 _WHERE = re.compile(r"(inputs|texts|sources)\[(\d+)\](?:\.(?:text|token_ids|features))?")
-# Where one of these is the answer, no other item of the list would have been answered either.
-_FOR_ALL = (InvalidRequest, ModelNotFound, Unauthenticated, Forbidden, Unimplemented)
+_PROMPT = re.compile(r"\b(?:prompt|text|token_ids)\b")  # what a sentence about the prompt names, and others don't
+# What may have become of one item. With any other failure no item of the list would have been answered.
+_OF_AN_ITEM = (InternalError, Overloaded, Unavailable, DeadlinePassed)
 
 Answer = TypeVar("Answer")
+
+
+class TooLarge(InvalidRequest):
+    """A call, for the server's limit on messages. Nobody outside sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,20 @@ class Operation(Generic[Answer]):
             return sendable
         return sorted(sendable, key=lambda index: (bool(self.items[index].text.strip()), -self.items[index].ByteSize()))
 
-    def calls(self) -> list[list[int]]:
-        """The items of each call, by their indices. Items that can't be sent are in none."""
+    def calls(self, in_flight: int) -> tuple[list[list[int]], int]:
+        """The items of each call, by their indices, and how many calls to make at once so that no more than so many
+        items are in flight. Items that can't be sent are in none."""
+        most = min(self.items_per_call, in_flight)
         calls: list[list[int]] = []
         size = 0
         for index in self.order():
             bytes_of_item = self.items[index].ByteSize()
-            if not calls or len(calls[-1]) == self.items_per_call or size + bytes_of_item > self.bytes_per_call:
+            if not calls or len(calls[-1]) == most or size + bytes_of_item > self.bytes_per_call:
                 calls.append([])
                 size = 0
             calls[-1].append(index)
             size += bytes_of_item
-        return calls
+        return calls, in_flight // most
 
     def refused(self, return_errors: bool) -> dict[int, Any]:
         """The items that can't be sent. Raises the first where errors are not to be returned."""
@@ -123,7 +127,7 @@ class Operation(Generic[Answer]):
         if isinstance(failure, InvalidItem):
             rest = [index for index in call if index != failure.index]
             return Failed({failure.index: failure}, [rest] if rest else [])
-        if isinstance(failure, _FOR_ALL):
+        if not isinstance(failure, _OF_AN_ITEM):
             raise failure from error.__cause__
         if isinstance(failure, InternalError) and len(call) > 1:  # which of them it was for shows one by one
             return Failed({}, [[index] for index in call])
@@ -134,17 +138,24 @@ class Operation(Generic[Answer]):
         if not isinstance(error, InvalidRequest):
             return error
         sentence = str(error)
-        found = _WHERE.match(sentence)
+        found = _WHERE.search(sentence)
+        if isinstance(error, TooLarge):
+            alone = len(call) == 1 and not self.single
+            return InvalidItem(f"item {call[0]}: {sentence}", call[0]) if alone else InvalidRequest(sentence)
         if self.single:
             what = "the source" if found is not None and found[1] == "sources" else "the text"
-            return error if found is None else InvalidRequest(f"{what}{sentence[found.end() :]}")
+            return error if found is None else InvalidRequest(_replaced(found, what))
         if self.items_per_call == 1:  # each item has a call of its own
-            return InvalidItem(f"item {call[0]}: {sentence}", call[0])
+            return InvalidItem(f"item {call[0]}: {sentence}", call[0]) if _PROMPT.search(sentence) else error
         if found is None or int(found[2]) >= len(call):
             return error
         index = call[int(found[2])]
         what = f"the source of item {index}" if found[1] == "sources" else f"item {index}"
-        return InvalidItem(f"{what}{sentence[found.end() :]}", index)
+        return InvalidItem(_replaced(found, what), index)
+
+
+def _replaced(found: re.Match[str], what: str) -> str:
+    return f"{found.string[: found.start()]}{what}{found.string[found.end() :]}"
 
 
 @dataclass(frozen=True, slots=True)

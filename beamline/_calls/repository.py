@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beamline._calls.operation import Operation, Settings
-from beamline._calls.requests import check_timeout, rpc_of
+from beamline._calls.requests import checked_timeout, rpc_of
 from beamline.protos import open_inference_pb2 as oip
 from beamline.types import Model
 
@@ -16,6 +16,6 @@ def models(timeout: float | None) -> Operation[list[Model]]:
         return [[Model(each.name, each.version, each.state, each.reason) for each in response.models]]
 
     if timeout is not None:
-        check_timeout(timeout)
+        timeout = checked_timeout(timeout)
     item = oip.RepositoryIndexRequest()
     return Operation(_INDEX, Settings(timeout), True, [item], lambda _: item, answers)

@@ -15,6 +15,7 @@ from beamline.types import Features, Input, TokenIds
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 LANGUAGES = ("source_language", "target_language")
+_LONGEST_TIMEOUT = 1e9  # seconds: thirty years
 _CALL_OPTIONS = ("model", "version", "timeout", "priority", "queue_timeout")
 
 Request = TypeVar("Request", bound=ProtobufMessage)
@@ -169,7 +170,7 @@ def with_items(template: Request, **fields: Sequence[Any]) -> Request:
 def settings_of(options: Options) -> Settings:
     timeout = options.get("timeout")
     if timeout is not None:
-        check_timeout(timeout)
+        timeout = checked_timeout(timeout)
     priority, seconds = options.get("priority"), options.get("queue_timeout")
     if priority is not None and (type(priority) is not int or not 0 <= priority <= 3):
         raise InvalidRequest(f"priority is {priority!r:.60}; it must be a whole number from 0 (most urgent) to 3")
@@ -178,6 +179,8 @@ def settings_of(options: Options) -> Settings:
     return Settings(timeout, priority, seconds)
 
 
-def check_timeout(timeout: float) -> None:
+def checked_timeout(timeout: float) -> float:
+    """gRPC takes a time that is too far away for one that is over."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise InvalidRequest(f"timeout is {timeout!r:.60}; it must be seconds, more than 0, or None for no limit")
+    return min(timeout, _LONGEST_TIMEOUT)

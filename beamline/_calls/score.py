@@ -22,19 +22,15 @@ def score(text: Input | Iterable[Input], source: Input | Iterable[Input] | None,
     sources: list[Any] = []
     if source is not None:
         one, sources = items_of(source)
-        for index, item in enumerate(sources):
-            if isinstance(item, InvalidItem):
-                raise (
-                    InvalidRequest("source is no text that can be sent")
-                    if one
-                    else InvalidItem(f"source of {item}", index)
-                )
         if not one and len(sources) != len(items):
             raise InvalidRequest(
                 f"there are {len(sources)} sources for {len(items)} texts; give one for all, or one for each"
             )
         if one:
             sources = sources * len(items)
+        for index, item in enumerate(sources):
+            if isinstance(item, InvalidItem):
+                items[index] = InvalidItem(f"source of {item}", index)
 
     def request(indices: Sequence[int]) -> pb.ScoreRequest:
         texts = [items[index] for index in indices]

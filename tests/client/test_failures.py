@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -29,8 +31,9 @@ from beamline.errors import (
 from beamline.protos import beamline_pb2_grpc
 from tests.client.callers import Refusal, Scripted, SyncCaller, scripted, texts
 from tests.client.conftest import MakeCaller
-from tests.serving.doubles import EngineDouble, running
+from tests.serving.doubles import WAIT_SECONDS, EngineDouble, eventually, running
 from tests.serving.fake_lm import GatedEngine, serving
+from tests.support.processes import ROOT, environment
 
 UNAVAILABLE, EXHAUSTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -130,6 +133,44 @@ class TestDeadlinesAndCancellation:
                 await client("translate", "a")
             with pytest.raises(BeamlineError, match="this client is closed"):
                 await client.pieces("translate_stream", "a")
+
+    @pytest.mark.parametrize("method", ["translate", "translate_stream"])
+    async def test_closing_the_client_ends_what_waits_for_another_attempt(
+        self, caller: MakeCaller, method: str
+    ) -> None:
+        servicer = Scripted(Refusal(EXHAUSTED, pushback_ms=3_600_000))
+        async with scripted(servicer) as target:
+            client = caller(target)
+            call = client(method, "a") if method == "translate" else client.pieces(method, "a")
+            task = asyncio.ensure_future(call)
+            await eventually(lambda: len(servicer.calls) == 1)
+            await client.close()
+            with pytest.raises(Cancelled, match="this client is closed"):
+                await asyncio.wait_for(task, WAIT_SECONDS)
+
+    def test_a_timeout_of_centuries(self) -> None:
+        with Client("127.0.0.1:1", retries=0) as client:
+            for timeout in (1e10, threading.TIMEOUT_MAX, 10**400):
+                with pytest.raises(Unavailable):
+                    client.translate("a", timeout=timeout)
+
+    def test_a_client_does_not_outlive_a_fork(self) -> None:
+        code = """if True:
+            import os
+            from beamline import Client
+            client = Client("127.0.0.1:1", retries=0)
+            if os.fork() == 0:
+                try:
+                    client.translate("a")
+                except Exception as error:
+                    print(error, flush=True)
+                os._exit(0)
+            os.wait()
+            """
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout == "this client was made before the process forked: make one in the child\n", done.stderr
 
     async def test_one_failure_ends_the_other_calls(self, caller: MakeCaller) -> None:
         engine = EngineDouble(held=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any, get_type_hints
 
+import grpc
 import pytest
 
 from beamline import AsyncClient, Client, load, types
-from beamline.errors import InternalError, InvalidItem, InvalidRequest, ModelNotFound
+from beamline.errors import BeamlineError, Cancelled, InternalError, InvalidItem, InvalidRequest, ModelNotFound
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.request import Request
 from beamline.serving.errors import ComputeError
 from beamline.types import Features, Message, TokenIds
-from tests.client.callers import Scripted, scripted, texts
+from tests.client.callers import Refusal, Scripted, scripted, texts
 from tests.client.conftest import MakeCaller
 from tests.serving.doubles import EngineDouble, echo, running
 from tests.serving.fake_lm import GatedEngine, serving
@@ -47,7 +49,7 @@ async def test_no_more_items_than_asked_for_are_with_the_server(caller: MakeCall
     engine = EngineDouble()
     async with running(engine) as server:
         assert texts(await caller(server.grpc_address, in_flight=1)("translate", MANY[:64])) == MANY[:64]
-    assert engine.most_waiting <= 16
+    assert engine.most_waiting == 1
 
 
 async def test_a_bad_item_is_named_by_its_place_in_the_list(caller: MakeCaller) -> None:
@@ -97,6 +99,54 @@ async def test_errors_are_returned_in_their_places(caller: MakeCaller) -> None:
             await client("translate", ["a", "b"], model="nonesuch", return_errors=True)
 
 
+async def test_what_keeps_every_item_from_being_answered_is_raised(caller: MakeCaller) -> None:
+    engine = EngineDouble(held=True)
+    async with running(engine) as server:
+        client = caller(server.grpc_address)
+        task = asyncio.ensure_future(client("translate", ["a", "b"], return_errors=True))
+        await engine.until(lambda: len(engine.submitted) == 2)
+        await client.close()
+        with pytest.raises(Cancelled, match="this client is closed"):
+            await task
+        with pytest.raises(BeamlineError, match="this client is closed"):
+            await client("translate", ["a", "b"], return_errors=True)
+
+
+async def test_an_item_that_is_named_in_the_middle_of_a_sentence(caller: MakeCaller) -> None:
+    said = "num_hypotheses is 2, but inputs[1].text was split into 3 parts"
+    given = ["short", "the longest goes first"]
+    async with scripted(Scripted(*[Refusal(grpc.StatusCode.INVALID_ARGUMENT, said)] * 2)) as target:
+        client = caller(target)
+        with pytest.raises(InvalidItem, match=r"^num_hypotheses is 2, but item 0 was split into 3 parts$"):
+            await client("translate", given)
+        bad, good = await client("translate", given, return_errors=True)
+    assert (bad.index, good.text) == (0, given[1])
+
+
+async def test_an_item_that_is_larger_than_a_message_may_be(caller: MakeCaller) -> None:
+    async with scripted(Scripted()) as target:  # which takes 4 MiB
+        client = caller(target)
+        good, bad = await client("translate", ["a", "b" * 5_000_000], return_errors=True)
+        assert good.text == "a"
+        assert isinstance(bad, InvalidItem)
+        assert str(bad).startswith("item 1: the call is larger than the server takes")
+        with pytest.raises(InvalidRequest, match=r"^the call is larger") as found:
+            await client("translate", "b" * 5_000_000)
+        assert type(found.value) is InvalidRequest
+
+
+async def test_a_source_that_can_not_be_sent(caller: MakeCaller) -> None:
+    async with running(EngineDouble()) as server:
+        client = caller(server.grpc_address)
+        good, bad = await client("score", ["a", "b"], source=["x", None], return_errors=True)
+        assert good.scored_tokens == 2
+        assert bad.index == 1
+        with pytest.raises(InvalidItem, match="source of item 1: the text is of type NoneType"):
+            await client("score", ["a", "b"], source=["x", None])
+        with pytest.raises(InvalidRequest, match="lone surrogates"):
+            await client("score", ["a", "b"], source="\ud800")
+
+
 async def test_what_fails_inside_the_server_fails_alone(caller: MakeCaller) -> None:
     def answer(request: Request) -> Any:
         return ComputeError("not a number") if len(request.source) > 6 else echo(request)
@@ -123,8 +173,14 @@ async def test_prompts_too(caller: MakeCaller) -> None:
         assert good.text
         assert isinstance(bad, InvalidItem)
         assert isinstance(worse, InvalidItem)
+        for more in ({"temperature": 1000.0}, {"top_p": 7.0}):
+            with pytest.raises(InvalidRequest, match=rf"^{next(iter(more))} is ") as wrong:
+                await client("generate", ["a", "b"], return_errors=True, **more)
+            assert type(wrong.value) is InvalidRequest
         with pytest.raises(InvalidRequest, match="message 1 of the chat"):
             await client("chat", [Message("user", "a"), {"role": "user"}])
+        with pytest.raises(InvalidRequest, match="message 0 of the chat"):
+            await client("chat", [{"role": "user", "content": None}])
 
 
 @pytest.mark.parametrize(
