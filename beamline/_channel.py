@@ -18,9 +18,12 @@ DEFAULT_TARGET = "127.0.0.1:8001"
 Option = tuple[str, Any]
 
 # A client tries again by itself, and knows when a first piece has arrived; gRPC's own retries would hide the hint.
+# All addresses of a name are asked, in turn; by default it would be the first that answers, for as long as it does.
 # A server that starts again is found soon, instead of after gRPC's minutes. "min" is how long an attempt to connect may
-# take: some round trips, where a server is far away and talks TLS. All addresses of a name are asked, in turn; by
-# default it would be the first that answers, for as long as it does.
+# take: some round trips, where a server is far away and talks TLS.
+# A machine that is gone without a word is asked for a sign after five minutes, no sooner than any gRPC server and proxy
+# puts up with. Besides, where gRPC may ask, it has the kernel end a connection on which nothing is acknowledged for so
+# long as it would wait for the sign.
 CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.enable_retries", 0),
     ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
@@ -28,6 +31,8 @@ CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 
 
