@@ -1,8 +1,10 @@
-"""The calls of a list, on an event loop: several at a time, and where one fails, the others are cancelled."""
+"""The calls of a list, on an event loop or from threads: several at a time, and where one fails, the others are
+cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -31,6 +33,43 @@ async def run_all(run: Callable[[Call], Awaitable[None]], calls: Iterable[Call],
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_in_threads(
+    run: Callable[[Call], None], calls: Iterable[Call], at_once: int, cancel: Callable[[], None]
+) -> None:
+    """The same from threads of its own, for which an interpreter that ends does not wait. `cancel` ends the calls that
+    are under way. Returns when the threads have ended."""
+    rest, lock = iter(calls), threading.Lock()
+    failures: list[BaseException] = []
+
+    def take() -> Call | None:
+        with lock:
+            return None if failures else next(rest, None)
+
+    def fail(error: BaseException) -> None:
+        with lock:
+            failures.append(error)
+        cancel()
+
+    def work() -> None:
+        while (call := take()) is not None:
+            try:
+                run(call)
+            except BaseException as error:
+                fail(error)
+
+    threads = [threading.Thread(target=work, name="beamline-client", daemon=True) for _ in range(at_once)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # Ctrl-C
+        fail(error)
+        raise
+    if failures:
+        raise min(failures, key=place)
 
 
 def place(error: BaseException) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -21,7 +20,7 @@ from beamline._calls import repository
 from beamline._calls.operation import Operation, Rpc, Settings, Stream
 from beamline._connected import CLOSED, Connected
 from beamline._failures import Attempts
-from beamline._lists import place
+from beamline._lists import run_in_threads
 from beamline._methods import Methods
 from beamline.errors import BeamlineError, Cancelled
 from beamline.types import Model
@@ -68,26 +67,14 @@ class Client(Connected, Methods):
         calls, at_once = operation.calls(self._in_flight)
         attempts = self._attempts(operation.settings)
         group = self._group()
+
+        def ask(call: list[int]) -> None:
+            found.update(self._call(operation, call, attempts.again(), group, return_errors))
+
         if len(calls) == 1:
-            found.update(self._call(operation, calls[0], attempts, group, return_errors))
-        elif calls:
-            workers = min(len(calls), at_once)
-            with ThreadPoolExecutor(workers, thread_name_prefix="beamline-client") as pool:
-                try:
-                    futures: list[Future[dict[int, Any]]] = [
-                        pool.submit(self._call, operation, call, attempts.again(), group, return_errors)
-                        for call in calls
-                    ]
-                    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-                    failures = [error for future in done if (error := future.exception()) is not None]
-                    if failures:
-                        raise min(failures, key=place)
-                except BaseException:  # Ctrl-C too
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    group.stop()
-                    raise
-                for future in futures:
-                    found.update(future.result())
+            ask(calls[0])
+        else:
+            run_in_threads(ask, calls, min(len(calls), at_once), group.stop)
         answers: Answer | list[Answer] = operation.ordered(found)
         return answers
 

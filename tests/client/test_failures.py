@@ -68,6 +68,27 @@ class TestDeadlinesAndCancellation:
                     await task
                 await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
 
+    async def test_an_interpreter_that_ends_waits_for_no_list(self) -> None:
+        code = """if True:
+            import sys, threading
+            from beamline import Client
+            client = Client(sys.argv[1])
+            threading.Thread(target=client.translate, args=(["a"] * 400,), daemon=True).start()
+            sys.stdin.readline()
+            """
+        engine = EngineDouble(held=True)
+        async with running(engine) as server:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code, server.grpc_address),
+                cwd=ROOT,
+                env=environment(),
+                stdin=asyncio.subprocess.PIPE,
+            )
+            await engine.until(lambda: len(engine.submitted) > 16)
+            await asyncio.wait_for(child.communicate(b"\n"), WAIT_SECONDS)
+            assert child.returncode == 0
+            await engine.until(lambda: len(engine.cancelled) == len(engine.submitted))
+
     async def test_a_stream_that_is_closed_is_cancelled(self, caller: MakeCaller) -> None:
         engine = GatedEngine(gate=True)
         async with serving(engine) as server:
