@@ -42,6 +42,7 @@ class _Launch:
     call: Callable[[], None]
     inputs: Mapping[str, DeviceTensor]
     outputs: Mapping[str, DeviceTensor]
+    prepared: Callable[[], None]  # what `call` is, or a recording of: that points into memory which goes with this one
     count: int = 0
     recorded: bool = False
 
@@ -232,7 +233,7 @@ class GpuBackend(SlotBackend):
         arenas = {name: arena.tensor(batch) for name, arena in self._arenas.items()}
         caches = {next_of(spec): arenas[spec.name] for spec in self._caches}
         call = self._runner.prepare("step", {**arenas, **inputs, **outputs, **caches}, keep=True)
-        return _Launch(call, inputs, outputs)
+        return _Launch(call, inputs, outputs, prepared=call)
 
     def _idle_up_to(self, rows: int) -> None:
         """Rows behind the requests' compute what the first does: numbers, whatever is in memory. What they add to their

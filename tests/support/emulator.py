@@ -1,12 +1,14 @@
 """TensorRT without a GPU: the same narrow protocol, over an emulated device and the graphs that plans were made from.
 
 What TensorRT would refuse, or not forgive, is refused: shapes outside a profile, tensors that are not bound, caches
-that are not aliased, a context that is changed after it was recorded.
+that are not aliased, a context that is changed after it was recorded, or that is gone while its work is still to be
+done: that of a step in flight, or of a recording that is repeated.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,7 +118,15 @@ class EmulatedContext:
             return False
         shapes |= {name: sizes_of(each.axes, sizes) for name, each in self._outputs.items()}
         self._recorded = self._recorded or self._device.recording
-        self._device.launch(lambda: self._execute(shapes, addresses))
+        mine = weakref.ref(self)  # kernels point into a context's memory, and don't keep it
+
+        def execute() -> None:
+            context = mine()
+            if context is None:
+                raise Refused("a context is gone, and its work was not done yet")
+            context._execute(shapes, addresses)
+
+        self._device.launch(execute)
         return True
 
     def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:

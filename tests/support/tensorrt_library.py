@@ -48,7 +48,8 @@ class Checked:
 
 
 class EmulatedLibrary:
-    """Takes the module's place. `contexts` are all that were made."""
+    """Takes the module's place. `made_with` is what each context was made with: contexts themselves die with their
+    last owner, as the library's do."""
 
     __version__ = VERSION
     ILogger = real.ILogger
@@ -57,7 +58,7 @@ class EmulatedLibrary:
 
     def __init__(self, device: EmulatedDevice, folder: Path, stream: int) -> None:
         self.device, self.folder, self.stream = device, folder, stream
-        self.contexts: list[_Context] = []
+        self.made_with: list[Any] = []
 
     def Runtime(self, logger: Any) -> _Runtime:
         assert isinstance(logger, real.ILogger)
@@ -94,9 +95,8 @@ class _Engine(Checked):
         return _Config()
 
     def create_execution_context(self, how: Any) -> _Context:
-        context = _Context(self._library, self._engine, how)
-        self._library.contexts.append(context)
-        return context
+        self._library.made_with.append(how)
+        return _Context(self._library, self._engine, how)
 
 
 class _Config(Checked):
@@ -115,7 +115,6 @@ class _Context(Checked):
 
     def __init__(self, library: EmulatedLibrary, engine: Any, how: Any) -> None:
         self._library, self._engine = library, engine
-        self._config = how if isinstance(how, _Config) else None
         strategy = how._strategy if isinstance(how, _Config) else how
         if strategy is not library.ExecutionContextAllocationStrategy.USER_MANAGED:
             raise Refused("the context would allocate memory of its own")

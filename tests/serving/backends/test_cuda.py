@@ -157,8 +157,9 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
     for _ in range(3):
         backend.run(test_gpu.no_inputs(2, 4))
     assert "cuStreamBeginCapture" not in cuda.calls
-    strategies = [context._config and context._config.cuda_graph_strategy for context in library.contexts]
-    assert set(strategies) == {library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE}
+    assert {config.cuda_graph_strategy for config in library.made_with} == {
+        library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    }
 
 
 @pytest.mark.parametrize(

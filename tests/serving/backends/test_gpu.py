@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_two_steps_on_their_way_give_what_one_after_the_other_gives(planned: Mar
         return found
 
     assert steps(ahead=True) == steps(ahead=False)
+
+
+def test_a_recording_keeps_the_context_that_it_was_made_of(planned: MarianShape) -> None:
+    """The emulator refuses a repetition of work whose context is gone."""
+    backend, _, device = emulated_backend(planned.folder, planned.manifest)
+    backend.allocate(2, Shape(2, 4, 128, 32))
+    backend.resize(Shape(2, 4, 48, 8), 0)
+    for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+        backend.place(slot, memory, Start(PAD, 4, independent=False))
+    for _ in range(6):
+        backend.run(nothing(2, 4))
+        gc.collect()
+    assert device.recorded == 1
+    assert device.replayed >= 3
 
 
 def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
