@@ -6,19 +6,17 @@ emulator (`tests/support/emulator.py`) that executes the same graphs on the CPU 
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.backends.tensorrt_messages import last_of, listener_of, rebuild_helps
 from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
 from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
-
-log = logging.getLogger(__name__)
 
 
 class Context(Protocol):
@@ -32,7 +30,7 @@ class Context(Protocol):
         """On the device's stream."""
 
     def last_error(self) -> str:
-        """What the library said last, where it refused something."""
+        """What the library said of the last call, where it refused that."""
 
 
 class Engine(Protocol):
@@ -188,17 +186,17 @@ class LibraryRuntime:
         self.capability = capability
         self._library = library
         self._stream = stream
-        self._logger = _logger(library)
+        self._logger = listener_of(library, name)
         self._runtime = library.Runtime(self._logger)
         # tensorrt_rtx compiles and captures by itself; to capture it from outside would record its compiling.
         self.records = name == "tensorrt"
 
     def load(self, path: Path, card: PlanCard) -> Engine:
-        self._logger.errors.clear()
+        self._logger.forget()
         engine = self._runtime.deserialize_cuda_engine(read_bytes(path))
         if engine is None:
             why = "; ".join(self._logger.errors) or "it does not say why"
-            advice = "; run `beamline build --rebuild`" if _rebuild_helps(why) else ""
+            advice = "; run `beamline build --rebuild`" if rebuild_helps(why) else ""
             raise ModelError(f"{path} can't be loaded by {self.module} {self.version}: {why}{advice}")
         for output, source in card.aliases.items():
             if engine.get_aliased_input_tensor(output) != source:
@@ -217,6 +215,7 @@ class _LibraryEngine:
 
     def context(self, activations: int) -> Context:
         strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._logger.forget()
         if self._whole_graphs:
             config = self._engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(strategy)
@@ -225,7 +224,7 @@ class _LibraryEngine:
         else:
             context = self._engine.create_execution_context(strategy)
         if context is None:
-            raise OutOfMemory(f"TensorRT could not make an execution context: {_last(self._logger)}")
+            raise OutOfMemory(f"TensorRT could not make an execution context: {last_of(self._logger.errors)}")
         context.set_device_memory(activations, self.activation_bytes)
         return _LibraryContext(context, self._stream, self._logger)
 
@@ -237,42 +236,16 @@ class _LibraryContext:
         self._logger = logger
 
     def last_error(self) -> str:
-        return _last(self._logger)
+        return last_of(self._logger.errors)
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._logger.forget()
         return bool(self._context.set_input_shape(name, shape))
 
     def set_address(self, name: str, address: int) -> bool:
+        self._logger.forget()
         return bool(self._context.set_tensor_address(name, address))
 
     def enqueue(self) -> bool:
+        self._logger.forget()
         return bool(self._context.execute_async_v3(self._stream))
-
-
-# What the library says of a plan of another release or GPU, and of something that is not a plan. Where it says anything
-# else (memory, the driver), the next plan would not load either.
-_OF_THE_PLAN = ("rebuild", "incompatible with", "version tag", "magic tag")
-
-
-def _last(logger: Any) -> str:
-    return logger.errors[-1] if logger.errors else "it does not say why"
-
-
-def _rebuild_helps(why: str) -> bool:
-    return any(words in why.lower() for words in _OF_THE_PLAN)
-
-
-def _logger(library: Any) -> Any:
-    levels = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
-
-    class Listener(library.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-            self.errors: list[str] = []  # since somebody cleared them: the only place where causes are named
-
-        def log(self, severity: Any, message: str) -> None:
-            if levels.get(severity.name) == logging.ERROR:
-                self.errors = [*self.errors[-9:], message]
-            log.log(levels.get(severity.name, logging.DEBUG), "%s", message)
-
-    return Listener()

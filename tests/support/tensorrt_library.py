@@ -1,20 +1,22 @@
 """TensorRT's runtime without a GPU: as much of the library as we call, over the emulator.
 
-The classes are ours, but every call must fit a signature of the installed bindings' method of the same name.
+The classes are ours, but every call must fit a signature of the installed bindings' method of the same name. As the
+library does, it keeps a pointer to the first logger that a process has given it, and ignores later ones.
 """
 
 from __future__ import annotations
 
 import re
+import weakref
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorrt_rtx as real
 
 from beamline.serving.contract.tensorrt_plans import ENGINES, read_cards
 from tests.support.emulated_device import EmulatedDevice, Refused
-from tests.support.emulator import VERSION, EmulatedContext, EmulatedRuntime
+from tests.support.emulator import MODULE, VERSION, EmulatedContext, EmulatedRuntime
 
 
 def fits(owner: type, method: str, count: int) -> bool:
@@ -56,13 +58,22 @@ class EmulatedLibrary:
     ExecutionContextAllocationStrategy = Enum("ExecutionContextAllocationStrategy", "STATIC USER_MANAGED")
     CudaGraphStrategy = Enum("CudaGraphStrategy", "DISABLED WHOLE_GRAPH_CAPTURE")
 
-    def __init__(self, device: EmulatedDevice, folder: Path, stream: int) -> None:
-        self.device, self.folder, self.stream = device, folder, stream
+    _loggers: ClassVar[dict[str, weakref.ref[Any]]] = {}  # of this process, by the library's name
+
+    def __init__(self, device: EmulatedDevice, folder: Path, stream: int, name: str = MODULE) -> None:
+        self.device, self.folder, self.stream, self.name = device, folder, stream, name
         self.made_with: list[Any] = []
 
     def Runtime(self, logger: Any) -> _Runtime:
         assert isinstance(logger, real.ILogger)
+        self._loggers.setdefault(self.name, weakref.ref(logger))
         return _Runtime(self)
+
+    def say(self, message: str, severity: Any = real.ILogger.ERROR) -> None:
+        logger = self._loggers[self.name]()
+        if logger is None:
+            raise Refused("the library's logger is gone, and it has a pointer to it")
+        logger.log(severity, message)
 
 
 class _Runtime(Checked):
@@ -127,13 +138,18 @@ class _Context(Checked):
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self._context is not None
-        return self._context.set_shape(name, shape)
+        return self._said(self._context.set_shape(name, shape), f"{name} can't have the shape {shape}")
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         assert self._context is not None
-        return self._context.set_address(name, memory)
+        return self._said(self._context.set_address(name, memory), f"{name} can't lie at {memory}")
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         if self._context is None or stream_handle != self._library.stream:
             raise Refused("no memory for activations, or another stream")
-        return self._context.enqueue()
+        return self._said(self._context.enqueue(), "it can't be run")
+
+    def _said(self, done: bool, otherwise: str) -> bool:
+        if not done:
+            self._library.say(otherwise)
+        return done

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
     for card in (found.folder / ENGINES).glob("*.json"):
         card.write_text(card.read_text().replace(f'"module": "{MODULE}"', '"module": "tensorrt_rtx"'))
     gpu = CudaDevice(0)
-    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
+    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream, "tensorrt_rtx")
     runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.stream, CAPABILITY)
     assert (runtime.version, runtime.records) == (VERSION, False)
     backend = GpuBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
@@ -183,14 +184,15 @@ def test_a_plan_that_tensorrt_does_not_load(
     """The cause is what the library logs; to build again is advised where that helps."""
     found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
     gpu = CudaDevice(0)
-    runtime = LibraryRuntime(EmulatedLibrary(cuda.device, found.folder, gpu.stream), MODULE, gpu.stream, CAPABILITY)
+    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
+    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
     card = read_cards(found.folder)[0]
-    runtime._logger.log(trt.ILogger.ERROR, "of an earlier plan, please rebuild")
-    runtime._logger.log(trt.ILogger.WARNING, "a warning")
+    library.say("of an earlier plan, please rebuild")
+    library.say("a warning", trt.ILogger.WARNING)
 
     def refuse(content: bytes) -> None:
         for message in said:
-            runtime._logger.log(trt.ILogger.ERROR, message)
+            library.say(message)
 
     monkeypatch.setattr(runtime._runtime, "deserialize_cuda_engine", refuse)
     with pytest.raises(ModelError) as refused:
@@ -198,6 +200,32 @@ def test_a_plan_that_tensorrt_does_not_load(
     assert f"can't be loaded by {MODULE} {VERSION}: {'; '.join(said) or 'it does not say why'}" in str(refused.value)
     assert ("beamline build --rebuild" in str(refused.value)) == rebuild
     assert "earlier" not in str(refused.value)
+
+
+def test_every_model_hears_what_is_said_of_its_own_calls(
+    plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda
+) -> None:
+    """The library has one logger per process: that of a model that is gone by now, if each had its own. And it says
+    things to several threads at once."""
+    folder = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda).folder
+    gpu = CudaDevice(0)
+    library = EmulatedLibrary(cuda.device, folder, gpu.stream)
+    LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    gc.collect()
+    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    card = read_cards(folder)[0]
+    engine = runtime.load(plan_path(folder, card), card)
+    context = engine.context(gpu.allocate(engine.activation_bytes))
+    name, largest = card.inputs[0].name, card.profile[card.inputs[0].name].largest
+    assert not context.set_shape("nonsense", (2,))
+    assert context.last_error() == "nonsense can't have the shape (2,)"
+    assert context.set_shape(name, largest)
+    assert context.last_error() == "it does not say why"  # what it said before is not about this
+    assert not context.enqueue()
+    elsewhere = threading.Thread(target=library.say, args=("to somebody else",))
+    elsewhere.start()
+    elsewhere.join()
+    assert context.last_error() == "it can't be run"
 
 
 def test_signatures_are_read_from_the_bindings() -> None:

@@ -37,7 +37,6 @@ CLASSES: dict[str, dict[str, Any]] = {
     "serving/backends/tensorrt.py": {
         "library": trt,
         "self._library": trt,
-        "library.ILogger": trt.ILogger,
         "self._runtime": trt.Runtime,
         "self._engine": trt.ICudaEngine,
         "engine": trt.ICudaEngine,
@@ -47,6 +46,7 @@ CLASSES: dict[str, dict[str, Any]] = {
         "self._library.ExecutionContextAllocationStrategy": trt.ExecutionContextAllocationStrategy,
         "self._library.CudaGraphStrategy": trt.CudaGraphStrategy,
     },
+    "serving/backends/tensorrt_messages.py": {"library": trt, "library.ILogger": trt.ILogger},
     "serving/backends/cuda.py": {
         "self._cuda": cuda,
         "driver": cuda,
