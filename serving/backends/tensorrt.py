@@ -63,7 +63,8 @@ class TensorRtRunner:
         self._activation_bytes = 0
         for key in self.plans.cards:
             if key[0] != "score":  # on first use
-                self._engine(key)
+                self._engines[key] = self._load(key)
+        self._make_room(max((each.activation_bytes for each in self._engines.values()), default=0))
         self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:
@@ -112,14 +113,21 @@ class TensorRtRunner:
 
     def _engine(self, key: tuple[str, int | None]) -> Engine:
         if key not in self._engines:
-            card = self.plans.cards[key]
-            engine = self._runtime.load(plan_path(self._folder, card), card)
-            if engine.activation_bytes > self._activation_bytes:
-                # Shared by all: nothing runs side by side on one stream. Contexts that exist keep the smaller one.
-                self._activations = self._device.allocate(engine.activation_bytes)
-                self._activation_bytes = engine.activation_bytes
+            engine = self._load(key)
+            self._make_room(engine.activation_bytes)
             self._engines[key] = engine
         return self._engines[key]
+
+    def _load(self, key: tuple[str, int | None]) -> Engine:
+        card = self.plans.cards[key]
+        return self._runtime.load(plan_path(self._folder, card), card)
+
+    def _make_room(self, nbytes: int) -> None:
+        """For activations, shared by all contexts: nothing runs side by side on one stream. Those that exist keep the
+        room that they have, so more is asked for as seldom as can be."""
+        if nbytes > self._activation_bytes:
+            self._activations = self._device.allocate(nbytes)
+            self._activation_bytes = nbytes
 
 
 class _Shared:

@@ -54,8 +54,6 @@ class EmulatedRuntime:
 
 
 class EmulatedEngine:
-    activation_bytes = 4096
-
     def __init__(
         self, runtime: EmulatedRuntime, device: EmulatedDevice, card: PlanCard, session: ort.InferenceSession
     ) -> None:
@@ -63,6 +61,8 @@ class EmulatedEngine:
         self._device = device
         self._card = card
         self._session = session
+        # A longer cache takes more; and scores, with their log-probabilities, the most.
+        self.activation_bytes = 2**20 if card.graph == "score" else 4096 + 256 * (card.cache_length or 0)
 
     def context(self, activations: int) -> EmulatedContext:
         self._device.bytes_at(activations, self.activation_bytes)

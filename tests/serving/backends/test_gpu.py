@@ -164,6 +164,25 @@ def test_a_recording_keeps_the_context_that_it_was_made_of(planned: MarianShape)
     assert device.replayed >= 3
 
 
+def test_activations_of_all_plans_share_the_memory_of_the_largest(planned: MarianShape) -> None:
+    """Whichever comes first; the score plan, which is loaded when it is needed, gets more where it takes more."""
+    backend, runner, device = emulated_backend(planned.folder, planned.manifest)
+    sizes = {key: runner._runtime.load(Path(), card).activation_bytes for key, card in runner.plans.cards.items()}
+    score = sizes.pop(("score", None))
+    assert len(set(sizes.values())) > 2
+    assert device.allocated_bytes == max(sizes.values()) < score
+    backend.allocate(2, Shape(2, 4, 128, 32))
+    backend.resize(Shape(2, 4, 48, 8), 0)
+    backend.place(0, backend.encode([[5, 6]])[0], Start(PAD, 4, independent=False))
+    backend.run(nothing(1, 4))
+    before = device.allocated_bytes
+    for _ in range(2):
+        backend.score_batch([[5, 6, 7]], [[PAD, 8]], [[8, 9]])
+        backend.run(nothing(1, 4))  # with the room that it has
+    gc.collect()
+    assert device.allocated_bytes == before + score
+
+
 def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
     """The same calls in the same order on both: every arena holds the same, as far as anybody looks."""
     caches = {tensor.name for tensor in planned.manifest.tensors(StateKind.CACHE)}
