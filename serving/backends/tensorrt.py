@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
-from beamline.serving.backends.tensorrt_messages import last_of, listener_of, rebuild_helps
+from beamline.serving.backends.tensorrt_messages import is_about_memory, listener_of, rebuild_helps, together
 from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
@@ -30,7 +30,7 @@ class Context(Protocol):
         """On the device's stream."""
 
     def last_error(self) -> str:
-        """What the library said of the last call, where it refused that."""
+        """What the library said in the last call, where it refused that."""
 
 
 class Engine(Protocol):
@@ -177,7 +177,7 @@ def _bind(context: Context, card: PlanCard, tensors: Mapping[str, DeviceTensor])
 def _enqueue(context: Context, card: PlanCard) -> None:
     if not context.enqueue():
         why = context.last_error()
-        kind = OutOfMemory if "memory" in why.lower() else ComputeError
+        kind = OutOfMemory if is_about_memory(why) else ComputeError
         raise kind(f"{card.title}: TensorRT could not run it: {why}")
 
 
@@ -203,9 +203,10 @@ class LibraryRuntime:
         self._logger.forget()
         engine = self._runtime.deserialize_cuda_engine(read_bytes(path))
         if engine is None:
-            why = "; ".join(self._logger.errors) or "it does not say why"
+            why = together(self._logger.errors)
             advice = "; run `beamline build --rebuild`" if rebuild_helps(why) else ""
-            raise ModelError(f"{path} can't be loaded by {self.module} {self.version}: {why}{advice}")
+            kind = OutOfMemory if is_about_memory(why) else ModelError
+            raise kind(f"{path} can't be loaded by {self.module} {self.version}: {why}{advice}")
         for output, source in card.aliases.items():
             if engine.get_aliased_input_tensor(output) != source:
                 raise ModelError(f"{path} does not write {output} where {source} is; run `beamline build --rebuild`")
@@ -232,7 +233,9 @@ class _LibraryEngine:
         else:
             context = self._engine.create_execution_context(strategy)
         if context is None:
-            raise OutOfMemory(f"TensorRT could not make an execution context: {last_of(self._logger.errors)}")
+            why = together(self._logger.errors)
+            kind = OutOfMemory if is_about_memory(why) else ComputeError
+            raise kind(f"TensorRT could not make an execution context: {why}")
         context.set_device_memory(activations, self.activation_bytes)
         return _LibraryContext(context, self._stream, self._logger)
 
@@ -244,7 +247,7 @@ class _LibraryContext:
         self._logger = logger
 
     def last_error(self) -> str:
-        return last_of(self._logger.errors)
+        return together(self._logger.errors)
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._logger.forget()

@@ -63,11 +63,16 @@ class EmulatedLibrary:
     def __init__(self, device: EmulatedDevice, folder: Path, stream: int, name: str = MODULE) -> None:
         self.device, self.folder, self.stream, self.name = device, folder, stream, name
         self.made_with: list[Any] = []
+        self.trouble: str | None = None  # what it says while it makes and runs nothing; messages between semicolons
 
     def Runtime(self, logger: Any) -> _Runtime:
         assert isinstance(logger, real.ILogger)
         self._loggers.setdefault(self.name, weakref.ref(logger))
         return _Runtime(self)
+
+    def say_trouble(self) -> None:
+        for message in (self.trouble or "").split("; "):
+            self.say(message)
 
     def say(self, message: str, severity: Any = real.ILogger.ERROR) -> None:
         logger = self._loggers[self.name]()
@@ -105,7 +110,10 @@ class _Engine(Checked):
     def create_runtime_config(self) -> _Config:
         return _Config()
 
-    def create_execution_context(self, how: Any) -> _Context:
+    def create_execution_context(self, how: Any) -> _Context | None:
+        if self._library.trouble is not None:
+            self._library.say_trouble()
+            return None
         self._library.made_with.append(how)
         return _Context(self._library, self._engine, how)
 
@@ -147,6 +155,9 @@ class _Context(Checked):
     def execute_async_v3(self, stream_handle: int) -> bool:
         if self._context is None or stream_handle != self._library.stream:
             raise Refused("no memory for activations, or another stream")
+        if self._library.trouble is not None:
+            self._library.say_trouble()
+            return False
         return self._said(self._context.enqueue(), "it can't be run")
 
     def _said(self, done: bool, otherwise: str) -> bool:

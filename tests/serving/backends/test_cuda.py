@@ -6,6 +6,7 @@ What a GPU computes is left to `make test-gpu`; that those tests themselves are 
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, plan_path, read_cards
-from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
 from tests.support.cuda_driver import EmulatedCuda
@@ -226,6 +227,40 @@ def test_every_model_hears_what_is_said_of_its_own_calls(
     elsewhere.start()
     elsewhere.join()
     assert context.last_error() == "it can't be run"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Error Code 1: Cuda Runtime (out of memory)", OutOfMemory),
+        ("Error Code 2: OutOfMemory (Requested size was 2097152 bytes.)", OutOfMemory),
+        ("Requested amount of GPU memory (9 bytes) could not be allocated.", OutOfMemory),
+        ("GPU memory allocation failed during initialization of layer: x", OutOfMemory),
+        ("Error Code 1: Cublas (CUBLAS_STATUS_ALLOC_FAILED)", OutOfMemory),
+        ("cannot allocate memory for temporary tensor.; Error Code 2: Internal Error", OutOfMemory),
+        ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", ComputeError),
+        ("IExecutionContext::setDeviceMemoryV2 should be called before enqueue, for device memory", ComputeError),
+        ("Allocated GPU memory is not aligned with GPU memory allocation granularity of 2", ComputeError),
+    ],
+)
+def test_too_little_memory_is_told_from_other_trouble_with_memory(
+    said: str, kind: type[Exception], plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda
+) -> None:
+    """It costs one request, and the others go on; anything else fails them."""
+    found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
+    gpu = CudaDevice(0)
+    library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
+    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    graphs = GpuGraphs(gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
+    feeds = {"source": np.array([[5, 6]]), "source_mask": np.ones((1, 2), np.bool_)}
+    for doing in ("make an execution context", "run it"):
+        library.trouble = said
+        with pytest.raises((OutOfMemory, ComputeError), match=f"could not {doing}: {re.escape(said)}") as refused:
+            graphs.run("encoder", feeds)
+        assert type(refused.value) is kind
+        library.trouble = None
+        graphs.run("encoder", feeds)
+    gpu.finish()
 
 
 def test_signatures_are_read_from_the_bindings() -> None:
