@@ -49,13 +49,15 @@ class _Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One that is in flight. Of the arrays, only the first rows are a request's."""
+    """One that is in flight. Of the arrays, only the first rows are a request's. The launch must not go before its work
+    is done, also where it is not kept any more: its execution context goes with it."""
 
     begin: Any
     mark: Any
     arrays: Mapping[str, NDArray[Any]]
     batch: int
     reported: int
+    launch: _Launch
 
 
 class GpuBackend(SlotBackend):
@@ -101,7 +103,8 @@ class GpuBackend(SlotBackend):
         return arenas + 2 * staged + min(arenas, SCRATCH_BYTES) + _ARRAYS_OF_SCORES * words
 
     def _make_room(self, nbytes: int) -> None:
-        """For what the host adds. A step in flight still reads from the old room: it is freed behind that."""
+        """For what the host adds. A step in flight still reads from the old room: it is freed behind that. And it keeps
+        its own launch until it is over."""
         self._inputs = Staging(self._gpu, self._from_host, nbytes)
         self._launches.clear()
         self._since_long = 0
@@ -126,16 +129,16 @@ class GpuBackend(SlotBackend):
             raise ComputeError("two steps are in flight already")
         begin = self._gpu.mark(timed=True)
         try:
-            arrays, reported = self._ask_for(inputs)
+            arrays, reported, launch = self._ask_for(inputs)
             end = self._gpu.mark(timed=True)
         except BaseException:
             self._gpu.forget(begin)
             raise
-        self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported))
+        self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported, launch))
         self._turn = 1 - self._turn
 
-    def _ask_for(self, inputs: StepInputs) -> tuple[dict[str, NDArray[Any]], int]:
-        """The arrays that its results will be in, and how many rows of reports there are."""
+    def _ask_for(self, inputs: StepInputs) -> tuple[dict[str, NDArray[Any]], int, _Launch]:
+        """The arrays that its results will be in, how many rows of reports there are, and what was launched."""
         batch, reported = self._shape.batch, len(inputs.report_rows)
         if self._runner.records:
             inputs = padded_step(inputs, padded_count(batch, self._slots))
@@ -153,7 +156,7 @@ class GpuBackend(SlotBackend):
         launch.count += 1
         carried = self._next_values.download(self._visible(launch, of_next=True), self._turn)
         reports = self._reports.download(self._visible(launch, of_next=False), self._turn)
-        return carried | reports, reported
+        return carried | reports, reported, launch
 
     def _carry(self, launch: _Launch, batch: int) -> None:
         """Outputs become the next step's inputs, for the rows that are requests."""
@@ -180,8 +183,9 @@ class GpuBackend(SlotBackend):
     def forget_launches(self) -> None:
         """Nobody will collect what was asked for: a step has failed. What is still on its way reads and writes memory
         that the next one will use, so it is waited for."""
-        while self._in_flight:
-            step = self._in_flight.popleft()
+        steps = list(self._in_flight)  # with their launches, until they are over
+        self._in_flight.clear()
+        for step in steps:
             self._gpu.forget(step.begin)
             self._gpu.forget(step.mark)
         self._gpu.finish()

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from beamline.converters.tensorrt import profiles
+from beamline.serving.backends import gpu
 from beamline.serving.backends.cpu import CpuBackend
 from beamline.serving.backends.device import DeviceTensor, GraphRunner
 from beamline.serving.backends.gpu import GpuBackend
@@ -162,6 +163,51 @@ def test_a_recording_keeps_the_context_that_it_was_made_of(planned: MarianShape)
         gc.collect()
     assert device.recorded == 1
     assert device.replayed >= 3
+
+
+def edited(batch: int, beams: int, edits: int) -> StepInputs:
+    """Lists that change nothing, of so many words."""
+    shape = (batch, beams, edits)
+    return StepInputs(
+        np.full(batch, -1), np.zeros(shape, np.int64), np.ones(shape, np.float32), np.zeros(shape, np.float32)
+    )
+
+
+def test_a_launch_stays_until_its_step_is_over(planned: MarianShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for long lists is made and given back while a step is in flight that knows only the old room. The emulator
+    refuses work whose execution context is gone."""
+    monkeypatch.setattr(gpu, "_SHORT_LISTS", 2)
+    rooms: set[int] = set()
+
+    def scores(ahead: bool) -> list[list[list[float]]]:
+        backend, _, _ = emulated_backend(planned.folder, planned.manifest)
+        backend.allocate(2, Shape(2, 4, 128, 32))
+        backend.resize(Shape(2, 4, 48, 8), 0)
+        for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+            backend.place(slot, memory, Start(PAD, 4, independent=False))
+        found = []
+        for edits in (0, 1, 600, 0, 0, 0, 0, 600, 600):
+            backend.launch(edited(2, 4, edits))
+            rooms.add(backend._inputs.nbytes)
+            if not ahead or len(backend._in_flight) > 1:
+                found.append(backend.collect().candidate_scores.tolist())
+        while backend._in_flight:
+            found.append(backend.collect().candidate_scores.tolist())
+        return found
+
+    assert scores(ahead=True) == scores(ahead=False)
+    assert len(rooms) == 2
+
+
+def test_a_launch_stays_until_a_failed_step_is_waited_for(planned: MarianShape) -> None:
+    backend, _, _ = emulated_backend(planned.folder, planned.manifest)
+    backend.allocate(2, Shape(2, 4, 128, 32))
+    backend.resize(Shape(2, 4, 48, 8), 0)
+    backend.place(0, backend.encode([[5, 6]])[0], Start(PAD, 4, independent=False))
+    backend.launch(edited(1, 4, 0))
+    backend.launch(edited(1, 4, 600))
+    backend.forget_launches()
+    backend.run(edited(1, 4, 0))
 
 
 def test_activations_of_all_plans_share_the_memory_of_the_largest(planned: MarianShape) -> None:
