@@ -204,6 +204,7 @@ class GraphRunner(Protocol):
     """The graphs of one version on a GPU: TensorRT plans, or ONNX Runtime sessions."""
 
     records: bool  # whether launches may be recorded and repeated
+    own_contexts: bool  # whether a launch that is kept then has a context of its own, which takes memory
     max_slots: int | None  # that its graphs can be run with at once
 
     def spec(self, graph: str) -> GraphSpec: ...
@@ -216,7 +217,7 @@ class GraphRunner(Protocol):
 
     def prepare(self, graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
         """A launch of the graph on these tensors, to be called any number of times; `keep` says that it will be called
-        often, so it may be worth a context of its own."""
+        often and may be recorded, so it is worth a context of its own."""
 
 
 def sizes_of(axes: tuple[str | int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -26,7 +27,7 @@ from beamline.serving.backends.staging import Staging
 from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import DeviceStats
-from beamline.serving.errors import ComputeError
+from beamline.serving.errors import ComputeError, OutOfMemory
 
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam of all slots; room for longer lists is made when they come
@@ -43,6 +44,7 @@ class _Launch:
     inputs: Mapping[str, DeviceTensor]
     outputs: Mapping[str, DeviceTensor]
     prepared: Callable[[], None]  # what `call` is, or a recording of: that points into memory which goes with this one
+    kept: bool  # so it may be recorded
     count: int = 0
     recorded: bool = False
 
@@ -150,7 +152,7 @@ class GpuBackend(SlotBackend):
         self._steps += 1
         self._replayed += launch.recorded
         self._carry(launch, batch)
-        if launch.count == 1 and self._runner.records:
+        if launch.count == 1 and launch.kept and self._runner.records:
             recording = self._gpu.record(launch.call)
             launch.call, launch.recorded = recording or launch.call, recording is not None
         launch.count += 1
@@ -214,7 +216,10 @@ class GpuBackend(SlotBackend):
         sizes = sizes_at(shape, **named_sizes(self._from_host, counts))
         self._fit_inputs(Staging.bytes_for(self._from_host, sizes))
         key = (shape, tuple(counts.values()))
-        launch = self._launches.pop(key, None) or self._prepare(batch, sizes)
+        launch = self._launches.pop(key, None) or self._prepare(batch, sizes, keep=not self._runner.own_contexts)
+        if launch.count == 1 and not launch.kept:  # it recurs
+            with suppress(OutOfMemory):  # then it goes on as it began
+                launch = self._prepare(batch, sizes, keep=True)
         self._launches[key] = launch
         if len(self._launches) > _MOST_LAUNCHES:
             self._launches.popitem(last=False)
@@ -231,13 +236,28 @@ class GpuBackend(SlotBackend):
             if self._since_long >= _SHORT_LISTS:
                 self._make_room(self._usual_inputs)
 
-    def _prepare(self, batch: int, sizes: Mapping[str, int]) -> _Launch:
+    def _prepare(self, batch: int, sizes: Mapping[str, int], keep: bool) -> _Launch:
         inputs = self._inputs.tensors(sizes)
         outputs = {**self._next_values.tensors(sizes), **self._reports.tensors(sizes)}
         arenas = {name: arena.tensor(batch) for name, arena in self._arenas.items()}
         caches = {next_of(spec): arenas[spec.name] for spec in self._caches}
-        call = self._runner.prepare("step", {**arenas, **inputs, **outputs, **caches}, keep=True)
-        return _Launch(call, inputs, outputs, prepared=call)
+        tensors = {**arenas, **inputs, **outputs, **caches}
+        while True:
+            try:
+                call = self._runner.prepare("step", tensors, keep)
+            except OutOfMemory:
+                if not self._drop_oldest():
+                    raise
+            else:
+                return _Launch(call, inputs, outputs, call, keep)
+
+    def _drop_oldest(self) -> bool:
+        """Of the launches that are kept, for the memory of its context; none of a step in flight, whose it still is."""
+        for key, launch in self._launches.items():
+            if launch.kept and all(step.launch is not launch for step in self._in_flight):
+                del self._launches[key]
+                return True
+        return False
 
     def _idle_up_to(self, rows: int) -> None:
         """Rows behind the requests' compute what the first does: numbers, whatever is in memory. What they add to their

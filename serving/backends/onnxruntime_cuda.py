@@ -38,6 +38,8 @@ class OnnxRuntimeCudaRunner:
     A step can be recorded as a CUDA graph, by us: it runs on our stream, its sizes are computed by the host when it is
     recorded, and it copies nothing from pageable memory. The provider's own recording is for one shape per session."""
 
+    own_contexts = False
+
     def __init__(
         self,
         folder: Path,

@@ -54,7 +54,7 @@ class TensorRtRunner:
         self._folder = folder
         self._device = device
         self._runtime = runtime
-        self.records = runtime.records
+        self.records = self.own_contexts = runtime.records
         self.plans: Plans = usable_plans(folder, manifest, runtime.module, runtime.version, runtime.capability)
         self.max_slots: int | None = self.plans.max_slots
         self._engines: dict[tuple[str, int | None], Engine] = {}

@@ -1,8 +1,8 @@
 """TensorRT without a GPU: the same narrow protocol, over an emulated device and the graphs that plans were made from.
 
 What TensorRT would refuse, or not forgive, is refused: shapes outside a profile, tensors that are not bound, caches
-that are not aliased, a context that is changed after it was recorded, or that is gone while its work is still to be
-done: that of a step in flight, or of a recording that is repeated.
+that are not aliased, a context that is recorded before it has run twice as it is, or changed after it was recorded, or
+that is gone while its work is still to be done: that of a step in flight, or of a recording that is repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.tensorrt import TensorRtRunner
 from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard
+from beamline.serving.errors import OutOfMemory
 from tests.support.emulated_device import EmulatedDevice, Refused
 
 MODULE, VERSION, CAPABILITY = "tensorrt", "0.emulated", "86"
@@ -36,7 +37,9 @@ class EmulatedRuntime:
     def __init__(self, device: EmulatedDevice, folder: Path, records: bool = True) -> None:
         self.module, self.version, self.capability = MODULE, VERSION, CAPABILITY
         self.records = records
-        self.contexts = 0
+        self.contexts = 0  # that were made
+        self.alive: weakref.WeakSet[EmulatedContext] = weakref.WeakSet()
+        self.most_contexts: int | None = None  # that there is memory for
         self._device = device
         self._folder = folder
         self._sessions: dict[str, ort.InferenceSession] = {}
@@ -66,8 +69,13 @@ class EmulatedEngine:
 
     def context(self, activations: int) -> EmulatedContext:
         self._device.bytes_at(activations, self.activation_bytes)
-        self._runtime.contexts += 1
-        return EmulatedContext(self._device, self._card, self._session)
+        runtime = self._runtime
+        if runtime.most_contexts is not None and len(runtime.alive) >= runtime.most_contexts:
+            raise OutOfMemory("the emulator has no memory for another context")
+        runtime.contexts += 1
+        context = EmulatedContext(self._device, self._card, self._session)
+        runtime.alive.add(context)
+        return context
 
 
 class EmulatedContext:
@@ -80,12 +88,14 @@ class EmulatedContext:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._recorded = False
+        self._runs = 0  # as it is
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._refuse_change()
         if name not in self._inputs or not self._card.profile[name].holds(shape):
             return False
         self._shapes[name] = shape
+        self._runs = 0
         return True
 
     def set_address(self, name: str, address: int) -> bool:
@@ -117,7 +127,10 @@ class EmulatedContext:
         if sizes is None:
             return False
         shapes |= {name: sizes_of(each.axes, sizes) for name, each in self._outputs.items()}
+        if self._device.recording and self._runs < 2:
+            raise Refused("a context was recorded that has not run twice with these shapes")
         self._recorded = self._recorded or self._device.recording
+        self._runs += 1
         mine = weakref.ref(self)  # kernels point into a context's memory, and don't keep it
 
         def execute() -> None:

@@ -29,7 +29,7 @@ from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Scores
 from beamline.serving.engine.request import Request
-from beamline.serving.errors import ComputeError, InvalidRequest, ModelError
+from beamline.serving.errors import ComputeError, InvalidRequest, ModelError, OutOfMemory
 from tests.support.emulated_device import EmulatedDevice, Refused
 from tests.support.emulator import EmulatedRuntime, emulated_backend, write_emulated_plans
 from tests.support.engines import decode, make_engine, results, slot_views, step
@@ -208,6 +208,60 @@ def test_a_launch_stays_until_a_failed_step_is_waited_for(planned: MarianShape) 
     backend.launch(edited(1, 4, 600))
     backend.forget_launches()
     backend.run(edited(1, 4, 0))
+
+
+def with_context_limit(model: MarianShape, most: int | None) -> tuple[GpuBackend, EmulatedRuntime, EmulatedDevice]:
+    """Two requests are in their slots. The encoder and the step have a context each that launches share."""
+    backend, runner, device = emulated_backend(model.folder, model.manifest)
+    runtime = runner._runtime
+    assert isinstance(runtime, EmulatedRuntime)
+    runtime.most_contexts = most
+    backend.allocate(2, Shape(2, 4, 128, 32))
+    backend.resize(Shape(2, 2, 48, 8), 0)
+    for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+        backend.place(slot, memory, Start(PAD, 2, independent=False))
+    return backend, runtime, device
+
+
+def test_a_context_of_its_own_is_made_for_a_shape_that_recurs(planned: MarianShape) -> None:
+    backend, runtime, device = with_context_limit(planned, None)
+    for edits in range(6):
+        backend.run(edited(2, 2, edits))
+    assert (runtime.contexts, device.recorded) == (2, 0)
+    for _ in range(3):
+        backend.run(edited(2, 2, 5))
+    assert (runtime.contexts, device.recorded, device.replayed) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(("most", "replayed"), [(None, True), (4, True), (3, True), (2, False)])
+def test_too_little_memory_for_contexts_refuses_nobody(planned: MarianShape, most: int | None, replayed: bool) -> None:
+    """Those that were not used for the longest time go, and at last launches share one. Steps run ahead."""
+    backend, runtime, device = with_context_limit(planned, most)
+    found = []
+    for edits in (*[0, 0, 1] * 2, 1, 2, 2, 2, 2, 0, 0, 0, 0):
+        backend.launch(edited(2, 2, edits))
+        if len(backend._in_flight) > 1:
+            found.append(backend.collect().candidate_scores.tolist())
+    found.append(backend.collect().candidate_scores.tolist())
+    assert (device.replayed > 0) == replayed
+    free, _, _ = with_context_limit(planned, None)
+    assert found == [free.run(nothing(2, 2)).candidate_scores.tolist() for _ in found]
+    if most is not None:
+        assert len(runtime.alive) == most
+
+
+def test_contexts_make_room_for_another_plan(planned: MarianShape) -> None:
+    backend, runtime, _ = with_context_limit(planned, 3)
+    for _ in range(3):
+        backend.run(nothing(2, 2))
+    assert len(runtime.alive) == 3
+    backend.resize(Shape(2, 2, 128, 8), 2)
+    for _ in range(4):
+        backend.run(nothing(2, 2))
+    assert len(runtime.alive) == 3  # that of the short plan went, and this one's launches share one
+    backend, _, _ = with_context_limit(planned, 1)  # of the encoder
+    with pytest.raises(OutOfMemory):
+        backend.run(nothing(2, 2))
 
 
 def test_activations_of_all_plans_share_the_memory_of_the_largest(planned: MarianShape) -> None:
