@@ -10,15 +10,30 @@ from beamline.serving.errors import ComputeError, DeviceLost
 
 log = logging.getLogger(__name__)
 
-# After these nothing works any more in this process.
+# After these nothing works any more in this process: what failed on the device stays with its context, and every later
+# call says it again, or that the context is gone.
 _LOST = frozenset(
-    {
-        "CUDA_ERROR_ILLEGAL_ADDRESS",
-        "CUDA_ERROR_LAUNCH_FAILED",
-        "CUDA_ERROR_LAUNCH_TIMEOUT",
-        "CUDA_ERROR_ECC_UNCORRECTABLE",
-    }
-    | {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ASSERT", "CUDA_ERROR_UNKNOWN"}
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "DEVICE_UNAVAILABLE",
+        "ECC_UNCORRECTABLE",
+        "NVLINK_UNCORRECTABLE",
+        "CONTAINED",
+        "ILLEGAL_ADDRESS",
+        "LAUNCH_TIMEOUT",
+        "CONTEXT_IS_DESTROYED",
+        "ASSERT",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_INSTRUCTION",
+        "MISALIGNED_ADDRESS",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "TENSOR_MEMORY_LEAK",
+        "MPS_CLIENT_TERMINATED",
+        "EXTERNAL_DEVICE",
+        "UNKNOWN",
+    )
 )
 
 

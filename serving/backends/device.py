@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import ComputeError, DeviceLost, ModelError
+from beamline.serving.errors import ComputeError, ModelError
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
 SCRATCH_BYTES = 64 * 2**20  # of a GPU, for copies whose places overlap; what is larger is done in parts
@@ -136,14 +136,13 @@ class Gpu(Device, Protocol):
 
 
 def is_lost(device: Gpu | None) -> bool:
-    """Whether it answers nothing any more, for as long as this process lives."""
+    """Whether it answers nothing any more, for as long as this process lives: one that can't even say how much memory
+    it has, whatever it calls that."""
     try:
         if device is not None:
             device.memory()
-    except DeviceLost:
-        return True
     except ComputeError:
-        pass
+        return True
     return False
 
 

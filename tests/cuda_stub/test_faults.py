@@ -142,14 +142,15 @@ def test_a_launch_that_fails(stub: Stub) -> None:
         assert {type(error) for error in failed(talk(engine))} <= {Cancelled}
 
 
-def test_a_device_that_is_lost(stub: Stub) -> None:
-    """Everybody is answered, and the watchdog is told."""
+@pytest.mark.parametrize("error", [719, 716, 710], ids=["launch failed", "misaligned address", "assert"])
+def test_a_device_that_is_lost(error: int, stub: Stub) -> None:
+    """By whichever error of those that stay: everybody is answered, and the watchdog is told."""
     engine = load(MODELS / "transformer" / "float32")
     thread = EngineThread([engine])
     talking = Conversation(engine)
     for number, options in enumerate(KINDS * 3):
         talking.submit(number, options, 10)
-    stub.lose(0)
+    stub.lose(0, error)
     thread.start()
     eventually(lambda: len(talking.answers) == 3 * len(KINDS), "everybody is answered")
     assert {type(error) for error in talking.answers.values()} <= {ComputeError, ShuttingDown}

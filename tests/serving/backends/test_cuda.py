@@ -20,7 +20,7 @@ import tensorrt_rtx as trt
 
 from beamline.converters.passes.lowering import lower
 from beamline.serving.backends.cuda import CudaDevice
-from beamline.serving.backends.device import GraphRunner
+from beamline.serving.backends.device import GraphRunner, is_lost
 from beamline.serving.backends.factory import Made
 from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.backends.one_shot import GpuGraphs
@@ -33,7 +33,7 @@ from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from beamline.serving.contract.backend import PooledBackend
 from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, plan_path, read_cards
-from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
+from beamline.serving.errors import ComputeError, DeviceLost, ModelError, OutOfMemory
 from tests.gpu import test_gpu
 from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
 from tests.support.cuda_driver import EmulatedCuda
@@ -290,6 +290,32 @@ def test_what_cuda_refuses_is_a_sentence(cuda: EmulatedCuda, monkeypatch: pytest
     monkeypatch.setattr(cuda, "cuMemAllocFromPoolAsync", failing(codes.CUDA_ERROR_ILLEGAL_ADDRESS), raising=False)
     with pytest.raises(ComputeError, match=r"GPU 0: CUDA says: illegal"):
         gpu.allocate(1)
+
+
+STAYING = "MISALIGNED_ADDRESS ILLEGAL_INSTRUCTION INVALID_ADDRESS_SPACE INVALID_PC CONTEXT_IS_DESTROYED CONTAINED "
+STAYING += "TENSOR_MEMORY_LEAK NVLINK_UNCORRECTABLE EXTERNAL_DEVICE MPS_CLIENT_TERMINATED"
+
+
+@pytest.mark.parametrize("name", STAYING.split())
+def test_an_error_that_stays_is_the_device_s(name: str, cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks next would be told it again, so it is no request's own fault."""
+    gpu = CudaDevice(0)
+    assert not is_lost(gpu)
+    code = getattr(cuda.CUresult, f"CUDA_ERROR_{name}")
+    monkeypatch.setattr(cuda, "cuMemsetD8Async", lambda *arguments: (code,), raising=False)
+    with pytest.raises(DeviceLost, match="GPU 0: CUDA says: "):
+        gpu.allocate(16)
+    monkeypatch.setattr(cuda, "cuMemGetInfo", lambda: (code, 0, 0), raising=False)
+    assert is_lost(gpu)
+
+
+def test_a_device_that_can_not_say_what_memory_it_has_is_lost(
+    cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = CudaDevice(0)
+    code = cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED
+    monkeypatch.setattr(cuda, "cuMemGetInfo", lambda: (code, 0, 0), raising=False)
+    assert is_lost(gpu)
 
 
 def test_a_launch_that_can_not_be_recorded_goes_on_without(cuda: EmulatedCuda) -> None:

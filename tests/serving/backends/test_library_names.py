@@ -14,6 +14,8 @@ import pytest
 import tensorrt_rtx as trt
 from cuda.bindings import driver as cuda
 
+from beamline.serving.backends.cuda_resources import _LOST
+
 ROOT = Path(__file__).parents[3]
 
 # file -> expression -> what it is
@@ -130,6 +132,10 @@ def test_severities_have_the_names_that_we_read() -> None:
     assert {"INTERNAL_ERROR", "ERROR", "WARNING"} <= set(trt.ILogger.Severity.__members__)
     assert {"SM80", "SM86", "SM89", "SM120"} <= set(trt.ComputeCapability.__members__)
     assert {"ATTENTION_INPUT", "KV_CACHE_UPDATE", "TOPK", "RECURRENCE"} <= set(trt.LayerType.__members__)
+
+
+def test_errors_have_the_names_that_we_read() -> None:
+    assert set(cuda.CUresult.__members__) >= _LOST
 
 
 def test_a_machine_without_a_driver_says_so() -> None:

@@ -13,6 +13,7 @@ extern struct control {
     long fail_once;       /* only that one */
     long fail_launch;     /* the n-th launch from now fails, alone */
     long lost;            /* a device's number + 1: it answers nothing any more */
+    long lost_by;         /* the error that it says then; 0: DEVICE_LOST */
     char fail_name[104];  /* the function whose n-th call from now fails, or loses its device; n = 0: none */
     long fail_call;
     long fail_loses;

@@ -68,7 +68,8 @@ int make_current(int device) {
     current = device;
     return OK;
 }
-int lost(void) { return control->lost && control->lost == current + 1 ? DEVICE_LOST : OK; }
+static int lost_by(void) { return control->lost_by ? (int)control->lost_by : DEVICE_LOST; }
+int lost(void) { return control->lost && control->lost == current + 1 ? lost_by() : OK; }
 
 const char *error_name(int error) {
     switch (error) {
@@ -82,6 +83,7 @@ const char *error_name(int error) {
     case NOT_FOUND: return "named symbol not found";
     case NOT_READY: return "device not ready";
     case LAUNCH_FAILED: return "too many resources requested for launch";
+    case 716: return "misaligned address";
     case DEVICE_LOST: return "unspecified launch failure";
     case WHILE_RECORDING: return "operation not permitted when stream is capturing";
     default: return "unknown error";
@@ -126,7 +128,7 @@ int fails_on_demand(const char *name) {
     int fails = control->fail_call && --control->fail_call == 0;
     if (fails && control->fail_loses) control->lost = (current < 0 ? 0 : current) + 1;
     pthread_mutex_unlock(&lock);
-    return !fails ? OK : control->fail_loses ? DEVICE_LOST : LAUNCH_FAILED;
+    return !fails ? OK : control->fail_loses ? lost_by() : LAUNCH_FAILED;
 }
 
 int refused_on_demand(void) {
@@ -140,7 +142,7 @@ int refused_on_demand(void) {
 int allocate(void **address, size_t bytes, int where) {
     size_t size = (bytes ? bytes + 511 : 512) / 512 * 512;
     if (current < 0) return NO_CONTEXT;
-    if (lost()) return DEVICE_LOST;
+    if (lost()) return lost();
     pthread_mutex_lock(&lock);
     int error = OK;
     char *at = NULL;

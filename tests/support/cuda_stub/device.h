@@ -31,7 +31,7 @@ size_t total_bytes(void);
 size_t free_bytes(int device);
 int current_device(void);                  /* of the calling thread; -1 where none was set */
 int make_current(int device);
-int lost(void);                            /* DEVICE_LOST where the current device is, else OK */
+int lost(void);                            /* the error of the current device where it is lost, else OK */
 const char *error_name(int error);
 
 /* -- memory -- */

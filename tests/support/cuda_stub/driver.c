@@ -51,7 +51,7 @@ R cuMemPoolCreate(CUmemoryPool *p, const CUmemPoolProps *q) {
     if (q->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || q->location.type != CU_MEM_LOCATION_TYPE_DEVICE) { wrong("its properties", __func__); return INVALID_VALUE; }
     struct pool *made = calloc(1, sizeof *made);
     *made = (struct pool){POOL, q->location.id, 0};
-    if (lost()) { free(made); return DEVICE_LOST; }
+    if (lost()) { free(made); return lost(); }
     *p = (CUmemoryPool)made;
     holds(1);
     return OK;
@@ -144,7 +144,7 @@ R cuModuleLoadData(CUmodule *m, const void *image) {
     NOTE(0);
     NEEDS_CONTEXT
     if (!strstr(image, ".version") || !strstr(image, ".entry")) { wrong("not PTX", __func__); return 218; }
-    if (lost()) return DEVICE_LOST;
+    if (lost()) return lost();
     *m = (CUmodule)strdup(image);
     holds(1);
     return OK;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static __thread int last_error;
-static int said(int error) { if (error && error != DEVICE_LOST) last_error = error; return error; } /* lost() says that */
+static int said(int error) { if (error && error != lost()) last_error = error; return error; } /* lost() says that */
 /* A thread that never chose a device means the first. */
 static void begin(void) { if (current_device() < 0) make_current(0); }
 #define CALL(bytes) begin(); NOTE(bytes)

@@ -61,7 +61,7 @@ static void ask(stream *s, struct work w) {
 
 int make_stream(stream **made) {
     if (current_device() < 0) return NO_CONTEXT;
-    if (lost()) return DEVICE_LOST;
+    if (lost()) return lost();
     pthread_mutex_lock(&lock);
     stream *s = calloc(1, sizeof *s);
     *s = (stream){STREAM, current_device(), NULL, NULL, NULL, 0, 0, streams}, s->last = &s->first, streams = s;
@@ -165,7 +165,7 @@ int launch(stream *s, const char *kernel, dim grid, dim block, void (*run)(void 
 
 int make_event(event **made, int timed) {
     if (current_device() < 0) return NO_CONTEXT;
-    if (lost()) return DEVICE_LOST;
+    if (lost()) return lost();
     pthread_mutex_lock(&lock);
     event *e = calloc(1, sizeof *e);
     *e = (event){EVENT, current_device(), timed, NULL, 0};
@@ -194,7 +194,7 @@ int record_event(event *e, stream *s) {
 }
 int wait_for_event(event *e) {
     pthread_mutex_lock(&lock);
-    if (lost()) DONE(DEVICE_LOST);
+    if (lost()) DONE(lost());
     if (!is_event(e, "waiting for an event")) DONE(INVALID_HANDLE);
     if (e->on && e->on->recording) { wrong("waiting while recording", "waiting for an event"); DONE(WHILE_RECORDING); }
     if (e->on) perform_until(e->on, e->at);
@@ -208,7 +208,7 @@ int event_reached(event *e) {
 /* A piece of work takes a microsecond. */
 int elapsed(event *begin, event *end, float *milliseconds) {
     pthread_mutex_lock(&lock);
-    if (lost()) DONE(DEVICE_LOST);
+    if (lost()) DONE(lost());
     if (!is_event(begin, "measuring") || !is_event(end, "measuring")) DONE(INVALID_HANDLE);
     if (!begin->timed || !end->timed || !begin->on || begin->on != end->on) { wrong("events that measure nothing", "measuring"); DONE(INVALID_HANDLE); }
     if (end->on->done < end->at) DONE(NOT_READY);

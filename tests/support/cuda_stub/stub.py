@@ -26,7 +26,8 @@ class _Row(ctypes.Structure):
 
 class _Control(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch", "lost")),
+        *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch")),
+        *((name, ctypes.c_long) for name in ("lost", "lost_by")),
         ("fail_name", ctypes.c_char * 104),
         *((name, ctypes.c_long) for name in ("fail_call", "fail_loses", "allocations", "launches")),
         *(
@@ -110,8 +111,9 @@ class Stub:
         self._control.fail_name, self._control.fail_call = name.encode(), number
         self._control.fail_loses = int(loses)
 
-    def lose(self, device: int | None) -> None:
-        """From now on it answers nothing but an error. None: it is there again."""
+    def lose(self, device: int | None, error: int = 0) -> None:
+        """From now on it answers nothing but an error, as CUDA numbers them. None: it is there again."""
+        self._control.lost_by = error
         self._control.lost = 0 if device is None else device + 1
 
     def heal(self) -> None:
