@@ -98,6 +98,11 @@ class Arena:
     def clear(self, slot: int) -> None:
         self._clear(self.at(slot), self.layout.slot)
 
+    def clear_last(self, slot: int, entries: int) -> None:
+        """Its last entries along the axis that can change."""
+        nbytes = entries * self.layout.entry
+        self._clear(self.at(slot) + self.layout.piece - nbytes, nbytes, self.layout.rows)
+
     def _clear(self, address: int, nbytes: int, rows: int = 1) -> None:
         """Rows that are a piece apart."""
         piece = self.layout.piece

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,7 @@ class GpuBackend(SlotBackend):
         self._launches: OrderedDict[object, _Launch] = OrderedDict()
         self._in_flight: deque[_Step] = deque()
         self._turn = 0
-        # Slots that nobody has and that may be computed with, at these sizes of K, C and S.
-        self._idle: dict[int, tuple[int, int, int]] = {}
+        self._idle: set[int] = set()  # slots that nobody has and that may be computed with, as they are laid out
         self._steps = self._replayed = 0
         self._seconds = 0.0  # of the device, in steps
 
@@ -112,12 +111,25 @@ class GpuBackend(SlotBackend):
         self._since_long = 0
 
     def place(self, slot: int, memory: Memory, start: Start) -> None:
-        self._idle.pop(slot, None)
+        self._idle.discard(slot)
         super().place(slot, memory, start)
 
     def move(self, source: int, target: int) -> None:
-        self._idle.pop(target, None)
+        self._idle.discard(target)
         super().move(source, target)
+
+    def resize(self, shape: Shape, rows: int) -> bool:
+        if replace(shape, batch=self._shape.batch) != self._shape:
+            self._idle.clear()  # only slots that somebody has are laid out anew
+        return super().resize(shape, rows)
+
+    def zero(self, slot: int) -> None:
+        """With what idle rows made of it: they compute what the first row does, and NaN is NaN behind a mask, too."""
+        super().zero(slot)
+        for idle in self._idle:
+            for spec in self._caches:
+                self._arenas[spec.name].clear_last(idle, self._shape.beams)
+        self._idle.clear()
 
     # -- a step ------------------------------------------------------------------------------------------------
 
@@ -263,17 +275,15 @@ class GpuBackend(SlotBackend):
         """Rows behind the requests' compute what the first does: numbers, whatever is in memory. What they add to their
         caches lies at the end, where nobody's entries are: not even those of a prompt that waits there for its turn."""
         shape = self._shape
-        now = (shape.beams, shape.cache, shape.source)
         for slot in range(shape.batch, rows):
-            if self._idle.get(slot) == now:
+            if slot in self._idle:
                 continue
             for spec in (*self._carried, *self._fixed, *self._memory):
                 self._arenas[spec.name].move(0, slot)
             if "write_index" in self._arenas:
                 self._arenas["write_index"].write(slot, np.array([shape.cache - shape.beams], np.int64))
-            self._idle[slot] = now
-        for slot in range(shape.batch):
-            self._idle.pop(slot, None)
+            self._idle.add(slot)
+        self._idle.difference_update(range(shape.batch))
 
 
 def _is_next(name: str) -> bool:

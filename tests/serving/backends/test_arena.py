@@ -35,6 +35,16 @@ def uploaded(device: Device, values: NDArray[Any]) -> DeviceTensor:
     return DeviceTensor(address, str(values.dtype), values.shape)
 
 
+def test_the_last_entries_of_a_slot_are_wiped_alone() -> None:
+    device = EmulatedDevice()
+    arena = Arena(CACHE, 3, {"C": 8}, device, masked=True)
+    view(arena, device)[...] = 1
+    arena.clear_last(1, 2)
+    expected = np.ones((3, 2, 8, 3), np.float32)
+    expected[1, :, 6:] = 0
+    np.testing.assert_array_equal(view(arena, device), expected)
+
+
 lengths = st.integers(1, 16)
 
 

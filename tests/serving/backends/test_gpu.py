@@ -331,6 +331,50 @@ def test_slots_are_as_on_the_host(planned: MarianShape) -> None:
         same()
 
 
+def five_of_six(planned: MarianShape) -> GpuBackend:
+    """A step of five requests is padded to six: the last slot is idle."""
+    backend, _, _ = emulated_backend(planned.folder, planned.manifest)
+    backend.allocate(6, Shape(6, 4, 128, 32))
+    backend.resize(Shape(5, 4, 48, 8), 0)
+    for slot, memory in enumerate(backend.encode([[5, 6, 7 + place] for place in range(5)])):
+        backend.place(slot, memory, Start(PAD, 4, independent=False))
+    return backend
+
+
+def test_what_is_not_a_number_stays_with_its_request(planned: MarianShape) -> None:
+    """Idle rows compute what the first does, so its NaN is in their caches, too, where the next request would multiply
+    it by the zeros of its mask."""
+    backend = five_of_six(planned)
+    caches = [tensor.name for tensor in planned.manifest.tensors(StateKind.CACHE)]
+    for tensor in planned.manifest.tensors(StateKind.MEMORY):
+        if tensor.dtype == "float32":
+            slot_views(backend)[tensor.name][0] = np.nan
+    found = np.isnan(backend.run(nothing(5, 4)).candidate_scores.sum(1))
+    assert found.tolist() == [True, False, False, False, False]
+    assert any(np.isnan(slot_views(backend)[name][5]).any() for name in caches)  # or this test would show nothing
+    backend.zero(0)
+    for name in caches:
+        assert np.isfinite(slot_views(backend)[name]).all(), name
+    backend.resize(Shape(6, 4, 48, 8), 5)
+    for slot, memory in zip((0, 5), backend.encode([[8, 9], [9]]), strict=True):
+        backend.place(slot, memory, Start(PAD, 4, independent=False))
+    for _ in range(3):
+        assert not np.isnan(backend.run(nothing(6, 4)).candidate_scores.sum(1)).any()
+
+
+def test_idle_rows_begin_anew_in_another_layout(planned: MarianShape) -> None:
+    """Also where it is one that there was before, and nothing was launched in between: others have lain there."""
+    backend = five_of_six(planned)
+    backend.run(nothing(5, 4))
+    for shape in (Shape(5, 4, 128, 32), Shape(5, 4, 48, 8)):
+        backend.resize(shape, 5)
+    backend.launch(nothing(5, 4))
+    before = slot_views(backend)
+    backend.collect()
+    for tensor in planned.manifest.tensors(StateKind.MEMORY):
+        np.testing.assert_array_equal(before[tensor.name][5], before[tensor.name][0], err_msg=tensor.name)
+
+
 def test_encoding_keeps_to_what_the_plan_holds(plain_model: MarianShape, tmp_path: Path) -> None:
     """Those who wait are encoded, too: more than there are slots, in as many runs as that takes."""
     linked(plain_model.folder, tmp_path)
