@@ -23,10 +23,18 @@ from beamline.serving.contract.manifest import AnyManifest, Manifest
 from beamline.serving.errors import ComputeError, DeviceLost, ModelError, OutOfMemory
 from beamline.serving.rewrites.scatters import with_scatters_in_place
 from beamline.serving.rewrites.sizes import with_sizes_by_range
+from beamline.serving.rewrites.splits import with_splits_as_slices
 
+# So that nothing is copied from memory that is kept until a run is waited for.
+REWRITES: tuple[Rewrite, ...] = (with_splits_as_slices,)
 # So that a step copies nothing that grows with the vocabulary, and waits for nothing.
 STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_place)
+# cuDNN's: what they copy to the GPU comes from pinned memory that a session keeps until a run is waited for.
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+_RUNS_TO_WAIT = 32  # one of so many of an encoder's with such operators is
 _NO_MEMORY = ("failed to allocate memory", "out of memory")  # what its errors say then
+# Optimisations of its own that are left out. This one makes a split again of what was one.
+_JOINS_SLICES = ("GatherSliceToSplitFusion",)
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
 _BREAKS_HALF = ("MatmulTransposeFusion",)
 
@@ -61,6 +69,7 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._keeping: dict[str, int] = {}  # graphs that keep pinned memory at every run: runs so far
         self._is_lost = functools.partial(is_lost, owner)
         weakref.finalize(self, _keep_those_of_a_lost_device, self._sessions, owner)
         self._weights = Weights(folder, manifest)
@@ -86,11 +95,10 @@ class OnnxRuntimeCudaRunner:
             bind(binding.bind_input, each.name, tensors[each.name], self._place, self._device)
         for each in session.get_outputs():
             bind(binding.bind_output, each.name, tensors[each.name], self._place, self._device)
-        options = _run_options()
 
         def run() -> None:
             try:
-                session.run_with_iobinding(binding, options)
+                session.run_with_iobinding(binding, _run_options(waits=self._waits(graph)))
             except Exception as error:
                 if self._is_lost():
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
@@ -100,12 +108,20 @@ class OnnxRuntimeCudaRunner:
 
         return lambda: self._launch(run)
 
+    def _waits(self, graph: str) -> bool:
+        """Whether the session gives back in this run what it keeps. Scores and classes are waited for anyway; a step
+        never is: its recordings read what their run has kept, again and again."""
+        if graph not in self._keeping or graph == "step":
+            return False
+        self._keeping[graph] += 1
+        return graph not in ("encoder", "prefill") or self._keeping[graph] % _RUNS_TO_WAIT == 0
+
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:
             file = dict(self._manifest.graphs)[graph]
             assert file is not None
             path, without = self._folder / file.file, _left_out(self._manifest)
-            rewrites = STEP_REWRITES if graph == "step" else ()
+            rewrites = (*REWRITES, *STEP_REWRITES) if graph == "step" else REWRITES
             try:
                 with self._weights.in_memory():
                     opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
@@ -114,6 +130,8 @@ class OnnxRuntimeCudaRunner:
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
                 raise
             self._sessions[graph] = opened
+            if self._place == "cuda" and any(node.op_type in _RECURRENT for node in placement(opened)):
+                self._keeping[graph] = 0
         return self._sessions[graph]
 
 
@@ -128,13 +146,14 @@ def _keep_those_of_a_lost_device(sessions: Mapping[str, ort.InferenceSession], o
 def _left_out(manifest: AnyManifest) -> tuple[str, ...]:
     """Models that classify or embed are in float32 always."""
     half = isinstance(manifest, Manifest) and manifest.precision in ("float16", "bfloat16")
-    return _BREAKS_HALF if half else ()
+    return (*_JOINS_SLICES, *_BREAKS_HALF) if half else _JOINS_SLICES
 
 
-def _run_options() -> ort.RunOptions:
+@functools.cache
+def _run_options(waits: bool) -> ort.RunOptions:
+    """The stream is ours, and so is the waiting, as a rule."""
     options = ort.RunOptions()
-    # The stream is ours, and so is the waiting.
-    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    options.add_run_config_entry("disable_synchronize_execution_providers", "0" if waits else "1")
     return options
 
 
