@@ -131,8 +131,9 @@ class Gpu(Device, Protocol):
     def memory(self) -> MemoryUse: ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        """What `work` asks for, as one piece that can be repeated (a CUDA graph); None where that can't be done. `work`
-        asks for it, but it is not done yet. Whoever repeats it keeps what `work` uses, such as an execution context."""
+        """What `work` asks for, as one piece that can be repeated (a CUDA graph); None where that can't be done, or not
+        now. `work` asks for it, but it is not done yet. Whoever repeats it keeps what `work` uses, such as an execution
+        context."""
 
 
 def is_lost(device: Gpu | None) -> bool:

@@ -164,7 +164,9 @@ class GpuBackend(SlotBackend):
         self._steps += 1
         self._replayed += launch.recorded
         self._carry(launch, batch)
-        if launch.count == 1 and launch.kept and self._runner.records:
+        # When it recurs; and again, ever less often, where that could not be done: a model was being loaded, say.
+        recurs = launch.count.bit_count() == 1 and not launch.recorded
+        if recurs and launch.kept and self._runner.records:
             recording = self._gpu.record(launch.call)
             launch.call, launch.recorded = recording or launch.call, recording is not None
         launch.count += 1

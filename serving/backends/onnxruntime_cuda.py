@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from beamline.serving.backends.capture_gate import gate_of
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
@@ -123,7 +124,7 @@ class OnnxRuntimeCudaRunner:
             path, without = self._folder / file.file, _left_out(self._manifest)
             rewrites = (*REWRITES, *STEP_REWRITES) if graph == "step" else REWRITES
             try:
-                with self._weights.in_memory():
+                with self._weights.in_memory(), gate_of(self._device).opening():
                     opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
             except Exception as error:
                 if self._is_lost():  # ONNX Runtime may call that too little memory

@@ -86,6 +86,7 @@ const char *error_name(int error) {
     case 716: return "misaligned address";
     case DEVICE_LOST: return "unspecified launch failure";
     case WHILE_RECORDING: return "operation not permitted when stream is capturing";
+    case RECORDING_BROKEN: return "operation failed due to a previous error during capture";
     default: return "unknown error";
     }
 }

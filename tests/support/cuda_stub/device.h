@@ -7,7 +7,7 @@
 enum {
     OK = 0, INVALID_VALUE = 1, NO_MEMORY = 2, INVALID_PITCH = 12, INVALID_DEVICE = 101, NO_CONTEXT = 201,
     INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 701, DEVICE_LOST = 719,
-    WHILE_RECORDING = 900
+    WHILE_RECORDING = 900, RECORDING_BROKEN = 901
 };
 enum { PAGEABLE, PINNED, ON_DEVICE };                                /* where an address points to */
 enum { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS }; /* as cudaMemcpyKind */
@@ -44,6 +44,7 @@ int make_stream(stream **made);
 int end_stream(stream *s);
 int wait_for_stream(stream *s, const char *who);
 int wait_for_all(void);
+int wait_for_device(const char *who);       /* which breaks what is recorded there */
 int stream_is_recording(stream *s);
 int copy(const char *who, stream *s, void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t bytes,
          size_t rows, int kind, int waits);

@@ -34,7 +34,7 @@ R cuDevicePrimaryCtxRelease_v2(CUdevice d) { NOTE(0); return OK; }
 R cuCtxGetCurrent(CUcontext *c) { NOTE(0); *c = (CUcontext)(uintptr_t)(current_device() + 1); return OK; }
 R cuCtxSetCurrent(CUcontext c) { NOTE(0); int e = make_current((int)(uintptr_t)c - 1); return e ? e : lost(); }
 R cuCtxGetDevice(CUdevice *d) { NOTE(0); NEEDS_CONTEXT *d = current_device(); return OK; }
-R cuCtxSynchronize(void) { NOTE(0); NEEDS_CONTEXT return wait_for_all(); }
+R cuCtxSynchronize(void) { NOTE(0); NEEDS_CONTEXT return wait_for_device(__func__); }
 
 /* -- memory -- */
 R cuMemAlloc_v2(CUdeviceptr *p, size_t n) { NOTE(n); return allocate((void **)p, n, ON_DEVICE); }

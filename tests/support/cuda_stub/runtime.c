@@ -46,7 +46,7 @@ int cudaGraphLaunch(graph *x, stream *s) { CALL(0); return said(replay(x, s)); }
 int cudaGraphDestroy(graph *g) { CALL(0); return said(end_graph(g)); }
 int cudaGraphExecDestroy(graph *g) { CALL(0); return said(end_graph(g)); }
 int cudaStreamSynchronize(stream *s) { CALL(0); return said(wait_for_stream(s, __func__)); }
-int cudaDeviceSynchronize(void) { CALL(0); return said(wait_for_all()); }
+int cudaDeviceSynchronize(void) { CALL(0); return said(wait_for_device(__func__)); }
 int cudaStreamWaitEvent(stream *s, event *e, unsigned f) { CALL(0); return said(stream_waits_for(s, e)); }
 int cudaEventCreateWithFlags(event **e, unsigned f) { CALL(0); return said(make_event(e, !(f & cudaEventDisableTiming))); }
 int cudaEventCreate(event **e) { CALL(0); return said(make_event(e, 1)); }

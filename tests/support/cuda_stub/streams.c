@@ -6,7 +6,7 @@
 
 struct work { int what; void *to; const void *from; size_t bytes, rows, to_pitch, from_pitch; int value;
               void (*run)(void *); void *argument; struct work *next; };
-struct graph { int magic, executable; struct work *first, **last; };
+struct graph { int magic, executable, broken; struct work *first, **last; };
 struct stream { int magic, device; graph *recording; struct work *first, **last; long asked, done; stream *next; };
 struct event { int magic, device, timed; stream *on; long at; };
 enum { STREAM = 0x57e4, EVENT = 0xe7e7, GRAPH = 0x64a9 };
@@ -91,6 +91,15 @@ int wait_for_all(void) {
     for (stream *s = streams; s; s = s->next)
         if (s->magic == STREAM) perform_until(s, s->asked);
     DONE(lost());
+}
+/* Forbidden while any stream of the device is recorded, on whichever thread; and then that recording is worth nothing. */
+int wait_for_device(const char *who) {
+    pthread_mutex_lock(&lock);
+    int recorded = 0;
+    for (stream *s = streams; s; s = s->next)
+        if (s->magic == STREAM && s->recording && s->device == current_device()) recorded = s->recording->broken = 1;
+    if (recorded) { wrong("waiting for a device that records", who); DONE(WHILE_RECORDING); }
+    DONE(wait_for_all());
 }
 
 static const char *kinds[] = {"H2H", "H2D", "D2H", "D2D"};
@@ -224,7 +233,7 @@ int stream_waits_for(stream *s, event *e) {
 
 static graph *make_graph(int executable) {
     graph *g = calloc(1, sizeof *g);
-    *g = (graph){GRAPH, executable, NULL, NULL}, g->last = &g->first;
+    *g = (graph){GRAPH, executable, 0, NULL, NULL}, g->last = &g->first;
     control->graphs++;
     return g;
 }
@@ -238,6 +247,7 @@ int end_recording(stream *s, graph **made) {
     ON(s, "recording")
     if (!s->recording) { wrong("nothing is recorded", "recording"); DONE(INVALID_VALUE); }
     *made = s->recording, s->recording = NULL;
+    if ((*made)->broken) { end_graph(*made); *made = NULL; DONE(RECORDING_BROKEN); }
     DONE(OK);
 }
 int instantiate(graph **made, graph *from) {

@@ -1,0 +1,56 @@
+"""What excludes each other on one GPU, whichever models of this process do it: recording a CUDA graph and opening a
+session.
+
+ONNX Runtime's provider waits for the whole device when it is made. CUDA forbids that while any stream of the device is
+recorded: both fail. Recordings take milliseconds, so a model that is being loaded waits for them. Loading takes
+seconds, for which no step waits: it is recorded later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Condition
+
+
+class Gate:
+    """Several recordings go through side by side, or several openings."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._recordings = self._openings = 0
+        self.waiting = 0  # openings that recordings keep from it
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """When nothing is recorded."""
+        with self._changed:
+            self.waiting += 1
+            self._changed.wait_for(lambda: not self._recordings)
+            self.waiting -= 1
+            self._openings += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._openings -= 1
+
+    @contextmanager
+    def recording(self) -> Iterator[bool]:
+        """Whether it may be done now."""
+        with self._changed:
+            free = not self._openings
+            self._recordings += free
+        try:
+            yield free
+        finally:
+            with self._changed:
+                self._recordings -= free
+                self._changed.notify_all()
+
+
+_GATES: dict[int, Gate] = {}
+
+
+def gate_of(device: int) -> Gate:
+    return _GATES.setdefault(device, Gate())
