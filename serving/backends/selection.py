@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from beamline.serving.backends.probe import CudaDevice, Probe, installed, probe
-from beamline.serving.contract.manifest import AnyManifest
+from beamline.serving.contract.manifest import AnyManifest, PooledManifest
 from beamline.serving.contract.tensorrt_plans import usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
 
@@ -93,14 +93,17 @@ def _why(kind: str, machine: Machine) -> str:
 
 
 def choose_for(asked: str, machine: Machine, folder: Path, manifest: AnyManifest) -> Choice:
-    """The same for one version: `auto` takes TensorRT only where the version has plans for the GPU that is here."""
+    """The same for one version: `auto` takes TensorRT only where the version has plans for every GPU that it would run
+    on."""
     choice = choose(asked, machine)
     if asked != "auto" or choice.kind != "tensorrt":
         return choice
     package = str(choice.library).replace("_", "-")
-    version, capability = str(machine.packages[package]), choice.devices[0].capability
+    version = str(machine.packages[package])
+    used = choice.devices[:1] if isinstance(manifest, PooledManifest) else choice.devices
     try:
-        usable_plans(folder, manifest, str(choice.library), version, capability)
+        for capability in sorted({device.capability for device in used}):
+            usable_plans(folder, manifest, str(choice.library), version, capability)
     except ModelError as error:
         others = {name: number for name, number in machine.packages.items() if name not in TENSORRT}
         next_best = choose("auto", Machine(machine.probe, others))

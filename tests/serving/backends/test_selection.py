@@ -71,6 +71,25 @@ def test_auto_takes_tensorrt_only_where_a_version_has_plans(
         usable_plans(tmp_path, manifest, "tensorrt_rtx", "1.7", "86")
 
 
+@pytest.mark.parametrize("lacking", ["86", "120"])
+def test_auto_takes_tensorrt_only_where_every_gpu_has_plans(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that differ, whichever lacks them."""
+    both = Probe((GPU, CudaDevice(1, "NVIDIA RTX 5090", "120", 32 * 2**30)), "", "13.0")
+
+    def plans(folder: Path, manifest: object, module: str, version: str, capability: str) -> None:
+        if capability == lacking:
+            raise ModelError(f"no plans for {capability}")
+
+    monkeypatch.setattr("beamline.serving.backends.selection.usable_plans", plans)
+    choice = choose_for("auto", Machine(both, RTX | CUDA), tmp_path, fake_manifest())
+    assert (choice.kind, len(choice.devices)) == ("cuda", 2)
+    assert f"not TensorRT: no plans for {lacking}" in choice.describe()
+    lacking = "none"
+    assert choose_for("auto", Machine(both, RTX | CUDA), tmp_path, fake_manifest()).kind == "tensorrt"
+
+
 def test_the_cpu_is_never_refused() -> None:
     assert choose("cpu", Machine(ONE_GPU, CUDA)).kind == "cpu"
 
