@@ -147,6 +147,7 @@ class GpuBackend(SlotBackend):
             end = self._gpu.mark(timed=True)
         except BaseException:
             self._gpu.forget(begin)
+            self._turn = 1 - self._turn  # what it has uploaded may still be on its way
             raise
         self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported, launch))
         self._turn = 1 - self._turn
@@ -182,7 +183,7 @@ class GpuBackend(SlotBackend):
             self._gpu.copy(self._arenas[spec.name].address, source.address, nbytes)
 
     def collect(self) -> StepOutputs:
-        """What the oldest step gave. The arrays are valid until the next launch but one."""
+        """What the oldest step gave. The arrays are valid until the next launch but one; one that failed counts."""
         step = self._in_flight.popleft()
         try:
             self._gpu.wait(step.mark)

@@ -130,6 +130,35 @@ def test_a_step_waits_once_and_only_when_it_is_collected(planned: MarianShape) -
         assert device.waits == before + 2
 
 
+def test_a_launch_that_fails_leaves_its_half_alone(planned: MarianShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the memory that uploads come from: its own is perhaps still to be read."""
+    backend, _, _ = emulated_backend(planned.folder, planned.manifest)
+    backend.allocate(2, Shape(2, 4, 128, 32))
+    backend.resize(Shape(2, 4, 48, 8), 0)
+    for slot, memory in enumerate(backend.encode([[5, 6], [7, 8, 9]])):
+        backend.place(slot, memory, Start(PAD, 4, independent=False))
+    halves: list[int] = []
+    upload = backend._inputs.upload
+
+    def noted(tensors: Any, values: Any, turn: int) -> None:
+        halves.append(turn)
+        upload(tensors, values, turn)
+
+    def refused(*arguments: object) -> None:
+        raise OutOfMemory("no room for what it computes")
+
+    monkeypatch.setattr(backend._inputs, "upload", noted)
+    backend.launch(nothing(2, 4))
+    with monkeypatch.context() as failing:
+        failing.setattr(backend, "_carry", refused)
+        with pytest.raises(OutOfMemory):
+            backend.launch(nothing(2, 4))
+    backend.collect()
+    backend.launch(nothing(2, 4))
+    backend.collect()
+    assert halves == [0, 1, 0]
+
+
 def test_two_steps_on_their_way_give_what_one_after_the_other_gives(planned: MarianShape) -> None:
     def steps(ahead: bool) -> list[list[list[float]]]:
         backend, _, _ = emulated_backend(planned.folder, planned.manifest)
