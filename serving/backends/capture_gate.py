@@ -1,16 +1,18 @@
-"""What excludes each other on one GPU, whichever models of this process do it: recording a CUDA graph and opening a
-session.
+"""What must not happen while a CUDA graph is recorded: on the same GPU, whichever model it is for, that a session is
+opened; and on the recording thread, that the collector of garbage closes one.
 
 ONNX Runtime's provider waits for the whole device when it is made. CUDA forbids that while any stream of the device is
 recorded: both fail. Recordings take milliseconds, so a model that is being loaded waits for them. Loading takes
-seconds, for which no step waits: it is recorded later.
+seconds, for which no step waits: it is recorded later. A session that is closed frees its memory at once, which CUDA
+forbids to a thread that records.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Condition
+from threading import Condition, Lock
 
 
 class Gate:
@@ -54,3 +56,30 @@ _GATES: dict[int, Gate] = {}
 
 def gate_of(device: int) -> Gate:
     return _GATES.setdefault(device, Gate())
+
+
+class _Collector:
+    """Of Python's garbage, which it leaves alone while anybody needs that."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._pauses = 0
+        self._was_enabled = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            if not self._pauses:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                if not self._pauses and self._was_enabled:
+                    gc.enable()
+
+
+COLLECTOR = _Collector()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.capture_gate import gate_of
+from beamline.serving.backends.capture_gate import COLLECTOR, gate_of
 from beamline.serving.backends.cuda_resources import Owned, checked
 from beamline.serving.backends.cuda_uploads import Uploads
 from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned
@@ -338,7 +338,8 @@ class CudaDevice:
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         with gate_of(self.number).recording() as free:
             if free:
-                return self._record(work)
+                with COLLECTOR.paused():
+                    return self._record(work)
         _say_not_recorded("a model is being loaded on the same GPU")
         return None
 

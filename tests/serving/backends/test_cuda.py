@@ -9,6 +9,7 @@ import gc
 import re
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import tensorrt_rtx as trt
 
 from beamline.converters.passes.lowering import lower
+from beamline.serving.backends.capture_gate import COLLECTOR
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner, is_lost
 from beamline.serving.backends.factory import Made
@@ -353,3 +355,34 @@ def test_garbage_is_not_freed_within_a_recording(cuda: EmulatedCuda) -> None:
     assert "cuMemFreeAsync" not in cuda.calls
     gpu.allocate(16)
     assert cuda.calls.count("cuMemFreeAsync") == 1
+
+
+def test_garbage_is_not_collected_within_a_recording(cuda: EmulatedCuda) -> None:
+    """A session that is closed there would free its memory at once, and break the recording."""
+
+    class Session:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gpu, gone, during = CudaDevice(0), list[str](), list[list[str]]()
+    address = gpu.allocate(16)
+
+    def work() -> None:
+        weakref.finalize(Session(), gone.append, "gone")
+        garbage: list[list[int]] = [[] for _ in range(100_000)]  # enough that it would collect
+        during.append(list(gone))
+        gpu.zero(address, len(garbage[:16]))
+
+    assert gpu.record(work) is not None
+    assert during == [[]]
+    assert gc.isenabled()
+    gc.collect()
+    assert gone == ["gone"]
+
+
+def test_the_collector_goes_on_when_the_last_one_does_not_mind() -> None:
+    with COLLECTOR.paused():
+        with COLLECTOR.paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
