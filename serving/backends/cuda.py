@@ -52,7 +52,7 @@ class CudaDevice:
         self._cuda: Any = driver
         self._check(driver.cuInit(0))
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._check(driver.cuDeviceGet(number))))
-        self._enter()
+        self.enter()
         self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         try:
             self._pool = self._make_pool()
@@ -92,8 +92,8 @@ class CudaDevice:
         """Its address, for whoever runs graphs on it."""
         return int(self._stream)
 
-    def _enter(self) -> None:
-        """Calls mean the calling thread's current device, which whoever runs graphs may have changed."""
+    def enter(self) -> None:
+        """Calls mean the calling thread's current device, which whoever runs graphs may have changed, and theirs do."""
         self._check(self._cuda.cuCtxSetCurrent(self._context))
 
     def _check(self, answer: tuple[Any, ...]) -> Any:
@@ -102,7 +102,7 @@ class CudaDevice:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        self._enter()
+        self.enter()
         self._free_unused()
         error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
         if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -138,7 +138,7 @@ class CudaDevice:
                 owned.unused.append((address, after))
 
     def memory(self) -> MemoryUse:
-        self._enter()
+        self.enter()
         free, total = self._check(self._cuda.cuMemGetInfo())
         names = self._cuda.CUmemPool_attribute
         used, reserved = (
@@ -151,7 +151,7 @@ class CudaDevice:
         return 0
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        self._enter()
+        self.enter()
         error, address = self._cuda.cuMemHostAlloc(nbytes, 0)
         if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise OutOfMemory(f"the host has no {nbytes / 2**20:,.1f} MiB left that a GPU can copy from")
@@ -168,7 +168,7 @@ class CudaDevice:
     def upload(self, address: int, array: NDArray[Any]) -> None:
         if array.nbytes == 0:
             return
-        self._enter()
+        self.enter()
         if self._owned.is_pinned(array.ctypes.data):
             self._upload(address, array.ctypes.data, array.nbytes)
             return
@@ -186,7 +186,7 @@ class CudaDevice:
         self.copied_bytes += nbytes
 
     def download(self, array: NDArray[Any], address: int) -> None:
-        self._enter()
+        self.enter()
         self._count(array.nbytes)
         self._check(self._cuda.cuMemcpyDtoHAsync(array.ctypes.data, address, array.nbytes, self._stream))
 
@@ -194,7 +194,7 @@ class CudaDevice:
         if nbytes == 0 or rows == 0:
             return
         if rows == 1 or pitches == (nbytes, nbytes):
-            self._enter()
+            self.enter()
             self._count(rows * nbytes)
             self._check(self._cuda.cuMemcpyDtoDAsync(target, source, rows * nbytes, self._stream))
         else:
@@ -207,7 +207,7 @@ class CudaDevice:
         self, target: int, source: int, slots: int, rows: int, nbytes: int, into: Pitches, out_of: Pitches
     ) -> None:
         """slots x rows pieces, as one copy."""
-        self._enter()
+        self.enter()
         self._count(slots * rows * nbytes)
         device = self._cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
         wanted = self._cuda.CUDA_MEMCPY3D()
@@ -264,7 +264,7 @@ class CudaDevice:
         self.copy(target, scratch, nbytes, rows, (pitches[0], nbytes))
 
     def _launch(self, kernel: str, threads: int, arguments: tuple[int, ...]) -> None:
-        self._enter()
+        self.enter()
         function = self._check(self._cuda.cuModuleGetFunction(self._module, kernel.encode()))
         blocks = min(_MOST_BLOCKS, -(-threads // _THREADS))
         passed = (arguments, (ctypes.c_void_p,) * 3 + (ctypes.c_int64,) * (len(arguments) - 3))
@@ -289,14 +289,14 @@ class CudaDevice:
     def zero(self, address: int, nbytes: int, rows: int = 1, pitch: int = 0) -> None:
         if nbytes == 0 or rows == 0:
             return
-        self._enter()
+        self.enter()
         if rows == 1 or pitch == nbytes:
             self._check(self._cuda.cuMemsetD8Async(address, 0, rows * nbytes, self._stream))
         else:
             self._check(self._cuda.cuMemsetD2D8Async(address, pitch, 0, nbytes, rows, self._stream))
 
     def mark(self, timed: bool = False) -> Mark:
-        self._enter()
+        self.enter()
         if not self._recording:
             self._free_unused()
         self._marks += 1
@@ -314,7 +314,7 @@ class CudaDevice:
         return self._check(self._cuda.cuEventCreate(flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING))
 
     def wait(self, mark: Mark) -> None:
-        self._enter()
+        self.enter()
         self.waits += 1
         try:
             self._check(self._cuda.cuEventSynchronize(mark.event))
@@ -326,12 +326,12 @@ class CudaDevice:
         self._owned.events[mark.timed].append(mark.event)
 
     def seconds(self, begin: Mark, end: Mark) -> float:
-        self._enter()
+        self.enter()
         milliseconds: float = self._check(self._cuda.cuEventElapsedTime(begin.event, end.event))
         return milliseconds / 1000
 
     def finish(self) -> None:
-        self._enter()
+        self.enter()
         self.waits += 1
         self._check(self._cuda.cuStreamSynchronize(self._stream))
 
@@ -344,7 +344,7 @@ class CudaDevice:
         return None
 
     def _record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        self._enter()
+        self.enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         (error,) = self._cuda.cuStreamBeginCapture(self._stream, mode)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
@@ -355,14 +355,14 @@ class CudaDevice:
             work()
         except Exception as reason:
             self._recording = False
-            self._enter()
+            self.enter()
             _, graph = self._cuda.cuStreamEndCapture(self._stream)  # it must leave capture, whatever was captured
             if graph is not None and int(graph):
                 self._cuda.cuGraphDestroy(graph)
             _say_not_recorded(reason)
             return None
         self._recording = False
-        self._enter()
+        self.enter()
         error, graph = self._cuda.cuStreamEndCapture(self._stream)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
             _say_not_recorded(error.name)
@@ -374,7 +374,7 @@ class CudaDevice:
             return None
 
         def replay() -> None:
-            self._enter()
+            self.enter()
             self._check(self._cuda.cuGraphLaunch(executable, self._stream))
 
         self._owned.graphs.add(int(executable))

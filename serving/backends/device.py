@@ -102,6 +102,9 @@ class Gpu(Device, Protocol):
     copies: int  # that were asked for
     copied_bytes: int
 
+    def enter(self) -> None:
+        """Makes it the one that the calling thread means: for whoever runs graphs on its stream."""
+
     def reserve(self, scratch: int, index: int) -> None:
         """Bytes that `relayout` and `gather` will need at most, and for the longest index: so they never fail for
         want of memory."""

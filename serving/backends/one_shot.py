@@ -93,7 +93,9 @@ class GpuGraphs:
         for each in spec.inputs:
             if each.name not in bound:
                 self._device.upload(tensors[each.name].address, np.ascontiguousarray(feeds[each.name]))
-        self._runner.prepare(graph, {**tensors, **bound})()
+        launch = self._runner.prepare(graph, {**tensors, **bound})
+        self._device.enter()  # to open a graph that was not needed before may have left another one
+        launch()
         return tensors, owner
 
     def _memory_for(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensors, object]:

@@ -29,7 +29,7 @@ def test_a_wait_for_the_device_breaks_a_recording(stub: Stub) -> None:
     answers: list[Any] = []
 
     def wait() -> None:
-        other._enter()
+        other.enter()
         answers.append(other._cuda.cuCtxSynchronize()[0].name)
 
     def work() -> None:

@@ -19,6 +19,7 @@ from beamline.serving.errors import ComputeError
 from beamline.serving.models.engines import EngineSettings, load_everywhere
 from tests.cuda_stub.conftest import MODELS, on_gpu
 from tests.cuda_stub.conversation import KINDS, Conversation
+from tests.cuda_stub.test_step import no_inputs, started
 from tests.support.cuda_stub.kernels import COMPILED, compiled
 from tests.support.cuda_stub.plausible import make_plausible
 from tests.support.cuda_stub.stub import Stub
@@ -104,6 +105,29 @@ def test_several_devices(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     del engines, engine, talk
     gc.collect()
     assert stub.held == before
+
+
+def test_a_run_is_on_its_own_device(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever whoever prepared it has left the thread on."""
+    monkeypatch.setenv("CUDA_STUB_DEVICES", "2")
+    backend, other = started(MODELS / "transformer" / "float32", 2, 4, 64), CudaDevice(1)
+    prepare, current = backend._runner.prepare, list[int]()
+
+    def wandering(graph: str, tensors: Any, keep: bool = False) -> Any:
+        run = prepare(graph, tensors, keep)
+
+        def noted() -> None:
+            current.append(int(other._cuda.cuCtxGetCurrent()[1]))
+            run()
+
+        other.enter()
+        return noted
+
+    monkeypatch.setattr(backend._runner, "prepare", wandering)
+    backend.encode([[5, 6, 7]])
+    backend.score([5, 6, 7], [2, 3, 4], start_token=1)
+    backend.run(no_inputs(2, 4))
+    assert current == [1, 1, 1]  # the context of the first
 
 
 def test_our_kernels_are_those_of_their_source() -> None:

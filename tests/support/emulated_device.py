@@ -52,6 +52,9 @@ class EmulatedDevice:
         if address in self._buffers:
             self._ask(lambda: self._buffers.pop(address, None))
 
+    def enter(self) -> None:
+        pass
+
     def reserve(self, scratch: int, index: int) -> None:
         pass
 
