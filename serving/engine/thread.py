@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.engine.request import RequestOutput, deliver
-from beamline.serving.errors import ComputeError, ShuttingDown
+from beamline.serving.errors import ComputeError, DeviceLost, ShuttingDown
 
 E = TypeVar("E")
 
@@ -151,6 +151,8 @@ class EngineThread:
         self._step_began = began = time.perf_counter()
         try:
             deliver(engine.step())
+        except DeviceLost:
+            self._abandon(engine)  # to fail everybody need not touch the device, and would not notice
         except Exception:
             # Not a request's fault, so all of them get an answer; the next ones may fare better.
             log.exception("a step of %s's engine failed", engine.manifest.name)
@@ -164,12 +166,16 @@ class EngineThread:
         try:
             deliver(engine.fail_everything(ComputeError("the engine failed")))
         except Exception:
-            name = engine.manifest.name
-            log.critical("the device of %s can't even be reset: it is lost", name, exc_info=True)
-            deliver(engine.abandon(ShuttingDown("the device failed, and this server is ending; try another one")))
-            with self._lock:
-                self._engines.remove(engine)
-            self._failure = f"the device of {name} is lost"
+            self._abandon(engine)  # it can't even be reset
+
+    def _abandon(self, engine: Steppable) -> None:
+        """While the exception is handled that says why."""
+        name = engine.manifest.name
+        log.critical("the device of %s is lost", name, exc_info=True)
+        deliver(engine.abandon(ShuttingDown("the device failed, and this server is ending; try another one")))
+        with self._lock:
+            self._engines.remove(engine)
+        self._failure = f"the device of {name} is lost"
 
     def _let_go(self) -> None:
         """Of engines that have finished. A function of its own, as `_turn`: no variable keeps the last one alive."""

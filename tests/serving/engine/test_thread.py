@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, Never, cast
 
 import pytest
@@ -13,10 +14,12 @@ from beamline.serving.contract.backend import StepInputs, StepOutputs
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
+from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.request import Request
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import ComputeError, DeviceLost, ShuttingDown
 from beamline.serving.models.engines import FakeSettings, fake_engine
+from tests.serving.engine.test_pooled import manifest as pooled_manifest
 
 WAIT = 120  # seconds; only ever used up by a failure
 
@@ -94,6 +97,26 @@ def test_an_engine_that_loses_its_device_answers_everyone_and_the_others_go_on()
         assert thread.trouble(60) == "the device of fake is lost"
     finally:
         thread.stop()
+
+
+def test_a_pooled_model_that_loses_its_device_says_so() -> None:
+    """Nothing but its runs touches the device: whoever fails its requests does not notice."""
+
+    class Lost:
+        def run(self, sources: Sequence[Sequence[int]]) -> Never:
+            raise DeviceLost("GPU 0 is gone")
+
+    pooled = PooledEngine(pooled_manifest(), Lost(), rows=2, max_queue=10)
+    thread = EngineThread([pooled])
+    answers: list[Output] = []
+    for _ in range(3):  # one more than a run has
+        pooled.submit(Request((1, 3), on_output=answers.append))
+    assert thread._turn()
+    assert [type(answer) for answer in answers] == [ShuttingDown] * 3
+    with pytest.raises(ShuttingDown):
+        pooled.submit(Request((1, 3), on_output=answers.append))
+    assert thread.trouble(60) == "the device of mood is lost"
+    assert not thread._turn()
 
 
 def test_a_step_that_does_not_end_is_trouble() -> None:
