@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.engine.request import RequestOutput, deliver
@@ -27,16 +28,16 @@ class FairShare(Generic[E]):
 
     def __init__(self) -> None:
         self._used: WeakKeyDictionary[E, float] = WeakKeyDictionary()  # of those that are unloaded, nothing is kept
-        self._busy: set[int] = set()
+        self._busy: WeakSet[E] = WeakSet()  # no addresses: a new engine may have that of one that is gone
 
     def next(self, busy: Sequence[E]) -> E:
         """One of those that have work. There must be one."""
-        staying = [self._used[each] for each in busy if id(each) in self._busy and each in self._used]
+        staying = [self._used[each] for each in busy if each in self._busy]
         floor = min(staying, default=max(self._used.values(), default=0.0))
         for each in busy:
-            if id(each) not in self._busy:
+            if each not in self._busy:
                 self._used[each] = max(floor, self._used.get(each, floor))
-        self._busy = {id(each) for each in busy}
+        self._busy = WeakSet(busy)
         return min(busy, key=lambda each: self._used[each])
 
     def charge(self, engine: E, seconds: float) -> None:
@@ -75,6 +76,7 @@ class EngineThread:
         self._retiring: dict[Steppable, Gone] = {}
         self._wake = threading.Event()
         self._idle = threading.Event()
+        self._started = False
         self._stopping = False
         self._failure: str | None = None
         self._step_began: float | None = None  # of the step that is running
@@ -85,6 +87,7 @@ class EngineThread:
 
     def start(self) -> None:
         self._thread.start()
+        self._started = True
 
     def add(self, engine: Steppable) -> None:
         """From any thread; it takes part from the next step on."""
@@ -116,10 +119,12 @@ class EngineThread:
             self._thread.join()
 
     def trouble(self, patience: float) -> str | None:
-        """Why engines don't step any more, for a watchdog: one has lost its device, or a step takes longer than
-        `patience` seconds. None while all is well."""
+        """Why engines don't step any more, for a watchdog: one has lost its device, a step takes longer than
+        `patience` seconds, or the thread itself has ended. None while all is well."""
         if self._failure is not None:
             return self._failure
+        if self._started and not self._stopping and not self._thread.is_alive():
+            return "the engine's thread has ended"
         began = self._step_began
         if began is not None and time.perf_counter() - began > patience:
             return f"a step has not ended for {patience:g} seconds"
@@ -130,6 +135,15 @@ class EngineThread:
             return list(self._engines)
 
     def _run(self) -> None:
+        try:
+            self._drive()
+        except Exception:  # not of a step, which is recovered from
+            log.critical("the engine's thread failed, and ends", exc_info=True)
+            self._failure = "the engine's thread has ended"
+        for engine in self._all():
+            self._end(engine)
+
+    def _drive(self) -> None:
         while not self._stopping:
             self._wake.clear()
             worked = self._turn()
@@ -137,9 +151,17 @@ class EngineThread:
             if not worked:
                 self._idle.set()
                 self._wake.wait()
-        for engine in self._all():
+
+    @staticmethod
+    def _end(engine: Steppable) -> None:
+        """Nobody waits for what will never come, whatever became of the others."""
+        try:
             engine.drain()
             deliver(engine.fail_everything(ShuttingDown("the server was stopped")))
+        except Exception:
+            log.exception("the requests of %s could not be answered in order", engine.manifest.name)
+            with suppress(Exception):
+                deliver(engine.abandon(ShuttingDown("the server was stopped")))
 
     def _turn(self) -> bool:
         """One step of the engine that is next; false if none has work. A function of its own, so that while the thread
@@ -172,7 +194,10 @@ class EngineThread:
         """While the exception is handled that says why."""
         name = engine.manifest.name
         log.critical("the device of %s is lost", name, exc_info=True)
-        deliver(engine.abandon(ShuttingDown("the device failed, and this server is ending; try another one")))
+        try:
+            deliver(engine.abandon(ShuttingDown("the device failed, and this server is ending; try another one")))
+        except Exception:
+            log.exception("the requests of %s could not all be answered", name)
         with self._lock:
             self._engines.remove(engine)
         self._failure = f"the device of {name} is lost"
@@ -185,4 +210,7 @@ class EngineThread:
             callbacks = [self._retiring.pop(engine) for engine in over]
         del over
         while callbacks:
-            callbacks.pop()()
+            try:
+                callbacks.pop()()
+            except Exception:
+                log.exception("what follows an engine's end failed")

@@ -56,3 +56,17 @@ def test_unloaded_models_leave_nothing_behind() -> None:
     turns.charge(turns.next([model]), 1.0)
     del model
     assert len(turns._used) == 0
+
+
+def test_a_model_in_the_place_of_one_that_is_gone_is_a_new_one() -> None:
+    """Memory that was freed is used again, so an address says nothing."""
+    turns: FairShare[Model] = FairShare()
+    gone = Model("gone")
+    turns.charge(turns.next([gone]), 5.0)
+    address = id(gone)
+    del gone
+    others: list[Model] = []
+    while len(others) < 10_000 and not (others and id(others[-1]) == address):
+        others.append(Model("new"))
+    assert id(others[-1]) == address
+    assert turns.next([others[-1]]) is others[-1]

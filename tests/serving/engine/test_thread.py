@@ -16,7 +16,7 @@ from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
 from beamline.serving.engine.pooled import PooledEngine
 from beamline.serving.engine.request import Request
-from beamline.serving.engine.thread import EngineThread
+from beamline.serving.engine.thread import EngineThread, FairShare
 from beamline.serving.errors import ComputeError, DeviceLost, ShuttingDown
 from beamline.serving.models.engines import FakeSettings, fake_engine
 from tests.serving.engine.test_pooled import manifest as pooled_manifest
@@ -141,6 +141,62 @@ def test_a_step_that_does_not_end_is_trouble() -> None:
         assert isinstance(answers.get(timeout=WAIT), Result)
     finally:
         go_on.set()
+        thread.stop()
+
+
+def test_a_thread_that_ends_unasked_answers_everybody_and_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object, busy: object) -> Never:
+        raise KeyError("whose turn it is")
+
+    monkeypatch.setattr(FairShare, "next", fails)
+    alone = engine()
+    thread = EngineThread([alone])
+    assert thread.trouble(60) is None  # it was not started yet
+    answers = ask(alone, 3)
+    thread.start()
+    assert isinstance(answers.get(timeout=WAIT), ShuttingDown)
+    thread._thread.join(WAIT)
+    assert thread.trouble(60) == "the engine's thread has ended"
+    with pytest.raises(ShuttingDown):
+        ask(alone, 3)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_gone_without_a_word_is_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leaves(self: object) -> Never:
+        raise SystemExit
+
+    monkeypatch.setattr(EngineThread, "_turn", leaves)
+    thread = EngineThread([engine()])
+    thread.start()
+    thread._thread.join(WAIT)
+    assert thread.trouble(60) == "the engine's thread has ended"
+
+
+def test_a_thread_that_was_stopped_is_no_trouble() -> None:
+    thread = EngineThread([engine()])
+    thread.start()
+    thread.stop()
+    assert thread.trouble(60) is None
+
+
+def test_a_callback_that_fails_does_not_end_the_thread() -> None:
+    first, second = engine(), engine()
+    thread = EngineThread([first, second])
+    thread.start()
+    try:
+
+        def fails() -> Never:
+            raise RuntimeError("the loop is closed")
+
+        gone = threading.Event()
+        thread.retire(first, fails)
+        thread.retire(second, gone.set)
+        assert gone.wait(WAIT)
+        new = engine()
+        thread.add(new)
+        assert isinstance(ask(new, 3).get(timeout=WAIT), Result)
+    finally:
         thread.stop()
 
 
