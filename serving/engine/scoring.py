@@ -43,12 +43,19 @@ class Scoring:
         """Scores some: while others decode, one text; else as many as make one run."""
         began = self._clock()
         self._executor.sweep(began)
+        self._nobody_behind()
         scored = self._executor.advance(1 if others_wait else None)
         if scored:
             self._measure(began, len(scored))
 
     def fail_everything(self, error: Exception) -> None:
         self._executor.fail_everything(error)
+        self._nobody_behind()
+
+    def _nobody_behind(self) -> None:
+        """Where those who were left waiting have gone: the next one does not wait since then."""
+        if not self.queue.waiting:
+            self._behind_since = None
 
     def _measure(self, began: float, texts: int) -> None:
         """What a text costs those who wait: the steps between two runs count."""

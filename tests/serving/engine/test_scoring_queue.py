@@ -11,7 +11,7 @@ from beamline.serving.contract.stats import Finished, Outcome
 from beamline.serving.engine.queue import Admission
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scoring import Scoring
-from beamline.serving.errors import Overloaded
+from beamline.serving.errors import ComputeError, Overloaded
 
 
 class Clock:
@@ -49,6 +49,12 @@ class Bench:
     def submit(self, request: Request) -> None:
         request.submitted = self.clock.now
         self._scoring.queue.submit(request, self.clock.now)
+
+    def cancel(self, request: Request) -> None:
+        self._scoring.queue.cancel(request.id)
+
+    def fail_everything(self) -> None:
+        self._scoring.fail_everything(ComputeError("the engine failed"))
 
     def advance(self, others_wait: bool) -> None:
         self._scoring.advance(others_wait)
@@ -111,3 +117,27 @@ def test_what_waits_beside_a_running_batch_counts_its_steps() -> None:
     queue.submit(text())
     with pytest.raises(Overloaded, match="would need about"):
         queue.submit(text(clock.now + 4))  # enough, if only the device's seconds counted
+
+
+@pytest.mark.parametrize("leaves", ["cancelled", "late", "failed"])
+def test_the_time_since_who_waited_has_left_is_nobodys_wait(leaves: str) -> None:
+    """Ten minutes in which there was nothing to score are not what a text costs."""
+    queue, clock, _ = scoring()
+    waits = text(clock.now + 2)
+    queue.submit(text())
+    queue.submit(waits)
+    queue.advance(others_wait=True)  # one of them
+    if leaves == "cancelled":
+        queue.cancel(waits)
+        queue.advance(others_wait=True)
+    elif leaves == "late":
+        clock.now += 2
+        queue.advance(others_wait=True)
+    else:
+        queue.fail_everything()
+    assert queue.waiting == 0
+    clock.now += 600
+    queue.submit(text())
+    queue.advance(others_wait=True)
+    for _ in range(3):
+        queue.submit(text(clock.now + 9))  # it was a second each
