@@ -8,6 +8,7 @@ request's first step. Prompts of similar length that come together are computed 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,12 @@ class _Group:
             tokens[row, : len(part)] = part
         return PromptChunk(tokens, np.array(starts, np.int64))
 
+    def trim(self, wanted: Callable[[Request], bool]) -> _Group:
+        """Without those who have left at either end: rows lie together, so the others stay. Somebody must be wanted."""
+        here = [row for row, request in enumerate(self.requests) if wanted(request)]
+        _, rest = self.split(here[0])
+        return rest.split(here[-1] + 1 - here[0])[0]
+
     def split(self, rows: int) -> tuple[_Group, _Group]:
         """The first rows, and the others."""
         first, rest = slice(rows), slice(rows, None)
@@ -118,6 +125,7 @@ class ChunkedPrefill:
         group = self._groups.pop(0)  # in turn, so that a short prompt does not wait for all of a long one
         budget = self._pace.tokens(others_wait)
         rows = max(1, budget // _SMALLEST_CHUNK)
+        group = group.trim(scheduler.is_preparing)  # so that either part of a split has somebody who is still here
         if len(group.requests) > rows:  # all of them at once would take too long
             group, rest = group.split(rows)
             self._groups.append(rest)
@@ -192,6 +200,8 @@ class ChunkedPrefill:
         self._groups.append(_Group(requests, prompts, [request.cached_tokens for request in requests], memories))
 
     def _give_up(self, request: Request, scheduler: Scheduler[Request], error: Exception) -> None:
+        if not scheduler.is_preparing(request):  # it has its answer
+            return
         log.exception("the prompt of request %d could not be processed", request.id)
         known = out_of_memory() if isinstance(error, OutOfMemory) else ComputeError("the prompt could not be processed")
         could_not_prepare(request, known, scheduler, self._outputs)
@@ -222,7 +232,10 @@ class ChunkedPrefill:
         """One of them may be at fault: alone, the others succeed."""
         if len(group.requests) == 1:
             return self._give_up(group.requests[0], scheduler, error)
-        for request in group.requests:
+        # The memory that they had is needed for this; also frames that the error has passed hold some of it.
+        group.memories.clear()
+        traceback.clear_frames(error.__traceback__)
+        for request in filter(scheduler.is_preparing, group.requests):
             request.cached_tokens = 0
             self._open([(request, None)], scheduler)
 
