@@ -152,6 +152,10 @@ class ChunkedPrefill:
     def give_back(self, scheduler: Scheduler[Request]) -> bool:
         return False  # a prompt is computed when its request has been admitted
 
+    def clear(self) -> None:
+        self._groups.clear()
+        self._complete.clear()
+
     def _begin(self, newcomers: Sequence[Request], scheduler: Scheduler[Request]) -> list[Request]:
         """Looks up what is known of each prompt, and groups the rest."""
         ready, work = [], list[tuple[Request, Known | None]]()

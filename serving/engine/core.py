@@ -175,6 +175,7 @@ class Engine:
         self._scoring.fail_everything(error)
         for request in self._scheduler.preparing:
             could_not_prepare(request, error, self._scheduler, self._outputs)
+        self._prefill.clear()
         self._placement.keep(self._scheduler.is_preparing)
         for request in self._queue.pop(self._queue.waiting):
             self._outputs.answer(request, error, Outcome.FAILED)

@@ -38,6 +38,9 @@ class Prefill(Protocol):
     def give_back(self, scheduler: Scheduler[Request]) -> bool:
         """Where the device is full: whether there was any memory of requests that still wait in the queue."""
 
+    def clear(self) -> None:
+        """Everybody has been answered: nothing of theirs is kept."""
+
 
 def could_not_prepare(
     request: Request, error: Exception, scheduler: Scheduler[Request], outputs: OutputCollector
@@ -86,6 +89,9 @@ class EncoderPrefill:
         for request in encoded:
             request.memory = None
         return bool(encoded)
+
+    def clear(self) -> None:
+        pass  # what was encoded is with its request
 
     def _admit(self, scheduler: Scheduler[Request]) -> list[Request]:
         """As many as there are slots for; but while others decode, no more than keeps them waiting for a moment."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+import pytest
+
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.engine.capacity import Plan
+from beamline.serving.engine.chunked_prefill import ChunkedPrefill
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Result
-from beamline.serving.engine.request import Request
-from beamline.serving.errors import Cancelled, ComputeError, OutOfMemory
+from beamline.serving.engine.request import Request, deliver
+from beamline.serving.errors import Cancelled, ComputeError, OutOfMemory, ShuttingDown
 from tests.support.engines import step
 
 
@@ -113,3 +116,22 @@ def test_prompts_that_failed_together_begin_anew_in_the_memory_that_they_had() -
     assert isinstance(bench.answers[prompts[1]], ComputeError)
     for number in (prompts[0], prompts[2]):
         assert isinstance(bench.answers[number], Result)
+
+
+@pytest.mark.parametrize("how", ["fail_everything", "abandon"])
+@pytest.mark.parametrize("complete", [False, True])
+def test_an_engine_whose_requests_have_failed_keeps_nothing_of_them(how: str, complete: bool) -> None:
+    """Though it may have no step for a long time."""
+    bench = Bench()
+    bench.submit(5, 200)
+    bench.step()
+    prompts = [bench.submit(6, 60), bench.submit(7, 20)]
+    bench.step()
+    prefill = bench.engine._prefill
+    assert isinstance(prefill, ChunkedPrefill)
+    while complete and not prefill._complete:
+        bench.step()
+    assert bench.device.alive
+    deliver(getattr(bench.engine, how)(ShuttingDown("over")))
+    assert all(isinstance(bench.answers[number], ShuttingDown) for number in prompts)
+    assert not bench.device.alive
