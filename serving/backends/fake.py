@@ -84,8 +84,9 @@ class FakeBackend:
     def encode(self, sources: Sequence[Source]) -> list[tuple[int, ...]]:
         return [tuple(source) for source in sources]
 
-    def prompts(self, lengths: Sequence[int], known: Sequence[list[int] | None]) -> list[list[int]]:
-        return [[*(prefix or ()), *[0] * length][:length] for length, prefix in zip(lengths, known, strict=True)]
+    def prompts(self, lengths: Sequence[int], known: Sequence[tuple[list[int], int] | None]) -> list[list[int]]:
+        prefixes = [() if each is None else each[0][: each[1]] for each in known]
+        return [[*prefix, *[0] * length][:length] for length, prefix in zip(lengths, prefixes, strict=True)]
 
     def grow(self, memories: Sequence[list[int]], entries: int) -> bool:
         return True
@@ -95,7 +96,10 @@ class FakeBackend:
             memory[:] = [*memory[:start], *tokens, *memory[start + len(tokens) :]][: len(memory)]
 
     def prefix(self, memory: Sequence[int], length: int) -> tuple[list[int], int]:
-        return list(memory[:length]), 8 * length
+        return list(memory[:length]), self.prefix_bytes(memory, length)
+
+    def prefix_bytes(self, memory: Sequence[int], length: int) -> int:
+        return 8 * length
 
     def resize(self, shape: Shape, rows: int) -> bool:
         self._shape = shape

@@ -204,9 +204,9 @@ class SlotBackend:
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
-    def prompts(self, lengths: Sequence[int], known: Sequence[Memory | None]) -> list[Memory]:
+    def prompts(self, lengths: Sequence[int], known: Sequence[tuple[Memory, int] | None]) -> list[Memory]:
         """As many in one cache as one run of the graph can prefill."""
-        prefixes = [None if each is None else each.first(each.length) for each in known]
+        prefixes = [None if each is None else each[0].first(each[1]) for each in known]
         entries = self._graphs.cache_length(max(lengths))
         rows = self._graphs.most("prefill", "B") or len(lengths)
         memories: list[Memory] = []
@@ -243,12 +243,24 @@ class SlotBackend:
     def prefix(self, memory: Memory, length: int) -> tuple[Memory, int]:
         cache = memory.prefill
         assert cache is not None
-        if cache.rows > 1 or cache.entries > 2 * length:
-            # Others were made with it, who need not stay; or much of it is room that nobody needs any more.
+        if _is_copied(cache, length):
             cache = PrefillCache(self._caches, self._device, [memory.first(length)], length)
             while not cache.grow(length):
                 pass
         return Memory({}, 0, length, prefill=cache), cache.nbytes
+
+    def prefix_bytes(self, memory: Memory, length: int) -> int:
+        cache = memory.prefill
+        assert cache is not None
+        if not _is_copied(cache, length):
+            return cache.nbytes
+        return cache.nbytes // (cache.rows * max(1, cache.entries)) * max(1, length)
+
+
+def _is_copied(cache: PrefillCache, length: int) -> bool:
+    """To be kept: where others were made with it, who need not stay, or much of it is room that nobody needs any
+    more."""
+    return cache.rows > 1 or cache.entries > 2 * length
 
 
 def sizes_at(shape: Shape, **more: int) -> dict[str, int]:

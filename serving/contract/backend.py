@@ -99,7 +99,7 @@ class Scored:
 
 class Backend(Protocol):
     """Memory is opaque to the engine: what the encoder made of one request, or the cache entries of its prompt.
-    `prompts`, `grow`, `take_in` and `prefix` are for decoder-only models that have a prefill graph."""
+    `prompts`, `grow`, `take_in`, `prefix` and `prefix_bytes` are for decoder-only models that have a prefill graph."""
 
     def allocate(self, slots: int, largest: Shape) -> int:
         """Reserves the arenas, zeroed, for every shape up to `largest`; returns their size in bytes."""
@@ -107,9 +107,9 @@ class Backend(Protocol):
     def encode(self, sources: Sequence[Source]) -> list[Any]:
         """One memory per source; the caller groups sources of similar length."""
 
-    def prompts(self, lengths: Sequence[int], known: Sequence[Any | None]) -> list[Any]:
-        """One memory per prompt, for so many entries; it begins with those of the one in `known`, where there is one.
-        They are taken in together."""
+    def prompts(self, lengths: Sequence[int], known: Sequence[tuple[Any, int] | None]) -> list[Any]:
+        """One memory per prompt, for so many entries; it begins with the first of the memory in `known`, where there is
+        one: that many. They are taken in together."""
 
     def grow(self, memories: Sequence[Any], entries: int) -> bool:
         """Whether memories that were made together have room for so many entries each; where they have not, some of the
@@ -121,6 +121,9 @@ class Backend(Protocol):
     def prefix(self, memory: Any, length: int) -> tuple[Any, int]:
         """The first entries of a memory as one that may be kept, and its size in bytes. Nothing is taken in behind
         them any more."""
+
+    def prefix_bytes(self, memory: Any, length: int) -> int:
+        """The size that `prefix` would say, without making one."""
 
     def expect(self, shape: Shape) -> bool:
         """A hint, given again and again while a long prompt is taken in: steps of this shape will come. What the first

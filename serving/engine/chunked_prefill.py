@@ -191,7 +191,7 @@ class ChunkedPrefill:
         requests = [request for request, _ in group]
         prompts = [request.source[:-1] for request in requests]
         try:
-            known = [None if each is None else self._backend.prefix(each.memory, each.length)[0] for _, each in group]
+            known = [None if each is None else (each.memory, each.length) for _, each in group]
             memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
         except DeviceLost:
             raise
@@ -252,7 +252,9 @@ class ChunkedPrefill:
     def _remember(self, tenant: str, prompt: tuple[int, ...], memory: Any) -> None:
         """In the prefix cache. That is a favour to others: where there is no memory for it, nothing is lost."""
         try:
-            if self._cache.wants(prompt, tenant):
+            if not self._cache.wants(prompt, tenant):
+                return
+            if self._backend.prefix_bytes(memory, len(prompt)) <= self._cache.limit:  # else a copy would be for nothing
                 self._cache.put(prompt, *self._backend.prefix(memory, len(prompt)), tenant)
         except Exception:
             log.exception("a prompt could not be kept in the prefix cache")

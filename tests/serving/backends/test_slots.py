@@ -71,12 +71,29 @@ def test_a_prefix_is_copied_where_others_or_much_more_lie_with_it(backend: SlotB
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(3, LENGTH), (3, 10), (1, 10), (1, LENGTH - 1), (1, 1)])
+def test_what_a_prefix_takes_is_known_before_it_is_made(backend: SlotBackend, rows: int, length: int) -> None:
+    memory = prefilled(backend, rows)[-1]
+    before = backend.prefix_bytes(memory, length)
+    assert before == backend.prefix(memory, length)[1]
+
+
+def test_a_shorter_beginning_of_what_is_kept_is_enough(backend: SlotBackend) -> None:
+    memory = prefilled(backend, 1)[0]
+    (continued,) = backend.prompts([LENGTH], [(memory, 7)])
+    while not backend.grow([continued], LENGTH):
+        pass
+    for mine, theirs in zip(entries(backend, continued, 7), entries(backend, memory, 7), strict=True):
+        assert mine.any()
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_what_is_known_lives_until_it_is_copied(backend: SlotBackend) -> None:
     """A kept prefix may be dropped by the prefix cache while a prompt that begins with it waits for its memory."""
     memory = prefilled(backend, 2)[1]
     kept, _ = backend.prefix(memory, 30)
     expected = entries(backend, kept, 30)
-    (continued,) = backend.prompts([LENGTH], [kept])
+    (continued,) = backend.prompts([LENGTH], [(kept, 30)])
     del memory, kept
     gc.collect()
     while not backend.grow([continued], LENGTH):

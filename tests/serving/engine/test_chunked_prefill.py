@@ -11,6 +11,7 @@ import pytest
 
 from beamline.serving.backends import prefill_cache
 from beamline.serving.backends.host import HostMemory
+from beamline.serving.backends.slots import Memory
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.engine import chunked_prefill as prompts
 from beamline.serving.errors import Cancelled, ComputeError, DeadlinePassed, InvalidRequest
@@ -150,6 +151,42 @@ def test_without_a_prefix_cache_nothing_is_kept(harness: Harness) -> None:
     for _ in range(2):
         assert harness.answer(prompt(60), GREEDY).cached_tokens == 0
     assert harness.stats[-1].prefix_cache_bytes == 0
+
+
+def counted_copies(harness: Harness) -> list[int]:
+    """Of what lengths prefixes are made from now on."""
+    prefix, lengths = harness.backend.prefix, list[int]()
+
+    def counted(memory: Memory, length: int) -> tuple[Memory, int]:
+        lengths.append(length)
+        return prefix(memory, length)
+
+    harness.backend.prefix = counted  # type: ignore[method-assign]
+    return lengths
+
+
+def test_a_prompt_that_the_prefix_cache_could_not_hold_is_not_copied_for_it(tiny_lm: TinyModel) -> None:
+    harness = Harness(tiny_lm, prefix_cache=10_000)  # some twenty tokens
+    lengths = counted_copies(harness)
+    number, other = harness.submit(prompt(100, seed=1), GREEDY), harness.submit(prompt(101, seed=2), GREEDY)
+    harness.finish()
+    assert lengths == []
+    assert harness.stats[-1].prefix_cache_bytes == 0
+    assert same(harness.result(number), Harness(tiny_lm).answer(prompt(100, seed=1), GREEDY))
+    assert same(harness.result(other), Harness(tiny_lm).answer(prompt(101, seed=2), GREEDY))
+
+
+def test_a_short_beginning_of_a_long_prompt_is_copied_once(tiny_lm: TinyModel) -> None:
+    """To where it is continued; what is known of it is only read."""
+    late = (*prompt(300)[:40], *prompt(60, seed=9))
+    expected = Harness(tiny_lm).answer(late, BEAM)
+    harness = Harness(tiny_lm, prefix_cache=1 << 30)
+    harness.answer(prompt(300), GREEDY)
+    lengths = counted_copies(harness)
+    found = harness.answer(late, BEAM)
+    assert found.cached_tokens == 40
+    assert lengths == [99]  # what is kept of it
+    assert same(found, expected)
 
 
 # -- on the way into a slot ----------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Device(FakeBackend):
         self.open_fails: Callable[[Sequence[int]], bool] = lambda lengths: False
         self.chunk_fails: Callable[[PromptChunk], bool] = lambda chunk: False
 
-    def prompts(self, lengths: Sequence[int], known: Sequence[list[int] | None]) -> list[list[int]]:
+    def prompts(self, lengths: Sequence[int], known: Sequence[tuple[list[int], int] | None]) -> list[list[int]]:
         if self.open_fails(lengths):
             raise RuntimeError("injected")
         if len(self.alive) + len(lengths) > self.most:
