@@ -198,7 +198,8 @@ class ModelManager:
         await self.refresh({*repository.folders, *self._served})
 
     async def refresh(self, names: Iterable[str]) -> None:
-        """After these folders have changed: reload what is wanted, unload what is gone."""
+        """After these folders have changed: reload what is wanted, unload what is gone. A name that fails, for whatever
+        reason, is logged and listed, and the others go on."""
         for name in sorted(names):
             async with self._changing:
                 try:
@@ -217,6 +218,16 @@ class ModelManager:
                     pass
                 except ModelError as error:
                     log.error("%s: %s", name, error)
+                    await self._report(name, "the model repository could not be read")
+                except Exception as error:
+                    log.exception("%s could not be loaded", name)
+                    await self._report(name, f"it could not be loaded: {error}")
+
+    async def _report(self, name: str, reason: str) -> None:
+        """About the model as a whole, until it is tried again."""
+        if self._is_wanted(name):
+            self._problems.setdefault(name, {})[""] = reason
+        await self._publish()
 
     async def _outliving(self, work: Coroutine[Any, Any, None]) -> None:
         """Whoever awaits this may go; the work is finished."""
@@ -286,7 +297,7 @@ class ModelManager:
                     await self._thread.run(verify, version.folder, version.manifest)
                 else:
                     model = await self._load_version(version, settings, label)
-            except ModelError as error:
+            except (ModelError, OSError) as error:
                 problems[str(version.version)] = str(error)
             if model is None:
                 continue

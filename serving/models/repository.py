@@ -65,7 +65,7 @@ def model_folders(root: Path, name: str | None = None) -> dict[str, Path]:
     `ModelError` where there are several models for one name."""
     folders = list(_subfolders(root))
     only = [root, *reversed([folder for folder in folders if _VERSION.fullmatch(folder.name)])]
-    if any((folder / MANIFEST_FILE).is_file() for folder in only):
+    if _any_manifest(only):
         return {name or _name_in(only) or root.absolute().name: root}
     if name is not None and len(folders) == 1:
         return {name: folders[0]}
@@ -87,10 +87,11 @@ def scan(root: Path, name: str | None = None) -> Repository:
         try:
             lone = (folder / MANIFEST_FILE).is_file() and folder == root
             entries = [folder] if lone else list(_subfolders(folder))
+            hint = "" if lone else _checkpoint(folder)
         except OSError as error:
             problems.append(Problem(model, f"{folder} can't be read: {error.strerror}"))
             continue
-        if not lone and (hint := _checkpoint(folder)):
+        if hint:
             problems.append(Problem(model, f"{folder} has no version folder{hint}"))
             continue
         folder_name = folder.name if folder != root else None if name is not None else model
@@ -100,6 +101,8 @@ def scan(root: Path, name: str | None = None) -> Repository:
                 versions.append(found if name is None else _named(found, name))
             except ModelError as error:
                 problems.append(Problem(model, str(error), "" if lone else entry.name))
+            except OSError as error:
+                problems.append(Problem(model, f"{entry} can't be read: {error.strerror}", "" if lone else entry.name))
         if versions:
             models[model] = tuple(sorted(versions, key=lambda version: version.version))
         elif not entries:
@@ -107,6 +110,20 @@ def scan(root: Path, name: str | None = None) -> Repository:
     if not models and root not in folders.values() and (hint := _checkpoint(root)):
         raise ModelError(f"{root} is no model repository{hint}")
     return Repository(root, models, tuple(problems), folders)
+
+
+def _any_manifest(folders: list[Path]) -> bool:
+    """Whether one of them has a manifest. Raises `OSError` where none is seen, and not all could be looked into."""
+    failure: OSError | None = None
+    for folder in folders:
+        try:
+            if (folder / MANIFEST_FILE).is_file():
+                return True
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return False
 
 
 def _name_in(folders: list[Path]) -> str | None:
@@ -206,7 +223,10 @@ def verify(folder: Path, manifest: AnyManifest) -> None:
             raise ModelError(f"{folder / name} does not exist, but the manifest names it") from None
         except OSError as error:
             raise ModelError(f"{folder / name} can't be read: {error.strerror}") from error
-    size = (folder / weights.file).stat().st_size
+    try:
+        size = (folder / weights.file).stat().st_size
+    except OSError as error:  # it was there a moment ago
+        raise ModelError(f"{folder / weights.file} can't be read: {error.strerror}") from error
     if size != weights.bytes:
         raise ModelError(f"{folder / weights.file} has {size} bytes; the manifest says {weights.bytes}{_AGAIN}")
     for name, expected in hashes.items():

@@ -40,7 +40,10 @@ class Watcher:
     async def run(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # whatever it was: who stops looking misses every later change
+                log.exception("a look at the repository failed")
 
     async def look(self) -> None:
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from beamline.serving.contract.manifest import MANIFEST_FILE, Manifest
@@ -38,6 +41,18 @@ def write_version(root: Path, name: str = "de", version: int = 1, **changes: Any
     }
     (folder / MANIFEST_FILE).write_text(Manifest.model_validate(content).to_json(), encoding="utf-8")
     return folder
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As a folder is whose permissions let nobody look into it; whoever runs the tests may be root, whom none stop."""
+    stat = Path.stat
+
+    def refused(path: Path, **options: bool) -> os.stat_result:
+        if folder in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
 
 
 def _write(path: Path, content: bytes) -> str:

@@ -16,8 +16,9 @@ from beamline.protos import open_inference_pb2 as oip
 from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
 from beamline.serving.models.manager import Listed, State
 from beamline.serving.models.repository import _AGAIN as AGAIN
+from beamline.serving.models.repository import Repository
 from beamline.serving.models.watcher import Watcher
-from tests.serving.disk import write_version
+from tests.serving.disk import unreadable, write_version
 from tests.serving.doubles import EngineDouble, connected, running
 from tests.serving.models.managed import looked, serving
 
@@ -202,6 +203,45 @@ async def test_what_fails_while_it_runs_is_in_the_log(tmp_path: Path, caplog: py
         await looked(this, watcher)
         assert f"de could not be loaded: {tmp_path}/de/serving.toml has unknown keys: slotz" in logged()[-1]
         assert await this.version() == "1"
+
+
+@pytest.mark.parametrize("error", [ImportError("no runtime here"), RuntimeError("boo"), PermissionError(13, "no")])
+async def test_a_change_that_fails_for_whatever_reason_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write_version(tmp_path, "de", 1)
+    async with serving(tmp_path) as this:
+        watcher = Watcher(tmp_path, this.manager.refresh)
+        bring = this.manager._bring
+
+        async def fails_once(name: str, repository: Repository) -> None:
+            if name == "de":
+                raise error
+            await bring(name, repository)
+
+        monkeypatch.setattr(this.manager, "_bring", fails_once)
+        write_version(tmp_path, "de", 2)
+        write_version(tmp_path, "fr", 1)
+        await looked(this, watcher)
+        assert [await this.version(), await this.version("fr")] == ["1", "1"]
+        assert this.lines[:2] == [("de", "", State.UNAVAILABLE), ("de", "1", State.READY)]
+        assert this.reason("de") == f"it could not be loaded: {error}"
+        monkeypatch.undo()
+        await this.manager.refresh(["de"])
+        assert await this.version() == "2"
+        assert "" not in [version for _, version, _ in this.lines]
+
+
+async def test_a_version_that_can_not_be_looked_into_does_not_keep_the_server_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_version(tmp_path, "de", 1)
+    unreadable(monkeypatch, write_version(tmp_path, "de", 2))
+    unreadable(monkeypatch, write_version(tmp_path, "fr", 1))
+    async with serving(tmp_path) as this:
+        assert await this.version() == "1"
+        assert this.reason("de", "2") == "de/2 can't be read: Permission denied"
+        assert this.reason("fr", "1") == "fr/1 can't be read: Permission denied"
 
 
 async def test_a_broken_new_version_leaves_the_old_one_in_place(tmp_path: Path) -> None:

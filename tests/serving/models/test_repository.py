@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from beamline.serving.contract.manifest import MANIFEST_FILE, read_manifest
 from beamline.serving.errors import ManifestError, ModelError
-from beamline.serving.models.repository import newest, scan, verify
-from tests.serving.disk import write_version
+from beamline.serving.models.repository import Problem, newest, scan, verify
+from tests.serving.disk import unreadable, write_version
 
 
 def test_versions_are_numbers(tmp_path: Path) -> None:
@@ -50,6 +51,30 @@ def test_broken_ones_are_named_and_the_others_stay(tmp_path: Path) -> None:
     assert "positive whole number" in reasons["named"]
     assert "positive whole number" in reasons["zero"]
     assert "says it is moved version 1, but lies in the folder of moved version 7" in reasons["moved"]
+
+
+def test_a_version_that_can_not_be_looked_into_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_version(tmp_path, "de")
+    closed = write_version(tmp_path, "de", 2)
+    write_version(tmp_path, "fr")
+    unreadable(monkeypatch, closed)
+    repository = scan(tmp_path)
+    assert {name: [each.version for each in versions] for name, versions in repository.models.items()} == {
+        "de": [1],
+        "fr": [1],
+    }
+    assert repository.problems == (Problem("de", f"{closed} can't be read: Permission denied", "2"),)
+
+
+def test_one_model_with_a_version_that_can_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is still one model, and not a repository of models named 1 and 2."""
+    write_version(tmp_path, "de")
+    closed = write_version(tmp_path, "de", 2)
+    unreadable(monkeypatch, closed)
+    assert [each.version for each in scan(tmp_path / "de").models["de"]] == [1]
+    unreadable(monkeypatch, tmp_path / "de" / "1")
+    with pytest.raises(ModelError, match="can't be read: Permission denied"):
+        scan(tmp_path / "de")
 
 
 def test_a_checkpoint_is_told_from_a_model(tmp_path: Path) -> None:
@@ -101,6 +126,21 @@ def test_a_cut_file_is_named(tmp_path: Path) -> None:
     (folder / "weights.bin").write_bytes(b"weights")
     with pytest.raises(ModelError, match=r"weights.bin has 7 bytes; the manifest says 700"):
         verify(folder, read_manifest(folder))
+
+
+def test_weights_that_vanish_while_they_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_version(tmp_path)
+    manifest = read_manifest(folder)
+    stat = Path.stat
+
+    def gone(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "weights.bin":
+            path.unlink()
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    with pytest.raises(ModelError, match=r"weights.bin can't be read: No such file"):
+        verify(folder, manifest)
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "sub/x.onnx", "..", "", "a\\b", "a\0b"])

@@ -79,3 +79,24 @@ async def test_an_empty_repository_that_is_watched_may_fill_later(tmp_path: Path
             while await this.health("de") != "SERVING":
                 await asyncio.sleep(0.01)
         assert await this.version() == "1"
+
+
+async def test_whatever_a_look_raises_the_watcher_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    looks: list[None] = []
+    enough = asyncio.Event()
+
+    def sync() -> None:
+        looks.append(None)
+        if len(looks) == 1:
+            raise RuntimeError("what nobody thought of")
+        loop.call_soon_threadsafe(enough.set)
+
+    async def refresh(names: list[str]) -> None: ...
+
+    loop = asyncio.get_running_loop()
+    watching = asyncio.create_task(Watcher(tmp_path, refresh, sync=sync).run(0.001))
+    async with asyncio.timeout(60):
+        await asyncio.wait([watching, waiting := asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED")
+    assert waiting.done()
+    watching.cancel()
+    assert "what nobody thought of" in caplog.text
