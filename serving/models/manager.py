@@ -23,7 +23,7 @@ from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, M
 from beamline.serving.models.loader import Driver, ModelLoader, ServedModel
 from beamline.serving.models.loading import LoadingThread, LoadTooLong
 from beamline.serving.models.registry import Model, Models
-from beamline.serving.models.repository import ModelVersion, Repository, scan, verify
+from beamline.serving.models.repository import ModelVersion, Repository, is_version, scan, verify
 from beamline.serving.models.settings import ModelSettings, Versions, read_settings
 
 log = logging.getLogger(__name__)
@@ -336,14 +336,17 @@ class ModelManager:
         return [on_disk[version] for version in sorted(on_disk, reverse=True)]
 
     def _problems_of_wanted(self, name: str, loaded: dict[int, ServedModel]) -> list[str]:
-        """A broken version that is older than what is served, and was not asked for, is only listed."""
-        asked = self._asked.get(name)
+        """A broken version that is older than what is served, and was not asked for, is only listed; so is a folder
+        that is no version (lost+found), beside one that is served."""
+        wanted = self._asked.get(name)
+        asked = set(map(str, wanted)) if isinstance(wanted, tuple) else set()
         return [
             reason
             for version, reason in self._problems[name].items()
-            if not version.isdecimal()
-            or int(version) >= max(loaded, default=0)
-            or (isinstance(asked, tuple) and int(version) in asked)
+            if not version  # the settings
+            or not loaded
+            or version in asked
+            or (is_version(version) and int(version) >= max(loaded))
         ]
 
     async def _publish(self) -> None:

@@ -60,6 +60,11 @@ def newest(versions: tuple[ModelVersion, ...]) -> ModelVersion:
     return max(versions, key=lambda version: version.version)
 
 
+def is_version(folder: str) -> bool:
+    """Whether a folder of this name is that of a version."""
+    return _VERSION.fullmatch(folder) is not None
+
+
 def model_folders(root: Path, name: str | None = None) -> dict[str, Path]:
     """By the models' names. `name`: of the only model, where its manifest's is not wanted. Raises `OSError`, and
     `ModelError` where there are several models for one name."""

@@ -178,6 +178,23 @@ async def test_what_fails_to_load_is_listed_and_the_others_serve(tmp_path: Path)
             await this.manager.load("fr")
 
 
+@pytest.mark.parametrize("stray", ["lost+found", "notes", "7.old", "01", "0", "20260101123000"])
+async def test_a_folder_that_is_no_version_does_not_fail_a_load(tmp_path: Path, stray: str) -> None:
+    write_version(tmp_path, "de", 1)
+    (tmp_path / "de" / stray).mkdir()
+    (tmp_path / "fr" / stray).mkdir(parents=True)
+    async with serving(tmp_path) as this:
+        write_version(tmp_path, "de", 2)
+        await this.manager.load("de")
+        assert await this.version() == "2"
+        assert "is not a version" in this.reason("de", stray)
+        await this.manager.load("de", (1,))
+        with pytest.raises(ModelUnavailable, match=r"is not a version.*no version of it is served"):
+            await this.manager.load("fr")  # there is nothing else in it
+        with pytest.raises(ModelUnavailable, match="version 4444444444 was asked for"):
+            await this.manager.load("de", (4444444444,))
+
+
 async def test_what_fails_while_it_runs_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever asked for it: a call, or the folder's change."""
 
