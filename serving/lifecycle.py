@@ -25,6 +25,9 @@ class Phase(StrEnum):
     FAILED = "failed"  # engines don't step any more: the process is about to end
 
 
+_REFUSING = (Phase.DRAINING, Phase.FAILED)
+
+
 class Lifecycle:
     """Not thread-safe: it belongs to the event loop."""
 
@@ -42,10 +45,13 @@ class Lifecycle:
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
-        self._phase = phase
-        if phase is Phase.DRAINING:
+        """A server that failed stays failed until it ends: to be drained or stopped is no recovery."""
+        if self._phase is not Phase.FAILED:
+            self._phase = phase
+        if self._phase in _REFUSING:
             for timeout in self._arriving:
-                timeout.reschedule(0)  # in the past: it expires now
+                if not timeout.expired():
+                    timeout.reschedule(0)  # in the past: it expires now
 
     @property
     def live(self) -> bool:
@@ -77,9 +83,9 @@ class Lifecycle:
 
     @asynccontextmanager
     async def arriving(self) -> AsyncIterator[None]:
-        """Around reading a call's body, which may never end. A drain cancels it at once with `ShuttingDown`: the call
-        would be refused anyway."""
-        if self.phase is Phase.DRAINING:
+        """Around reading a call's body, which may never end. A drain or a failure cancels it at once with
+        `ShuttingDown`: the call would be refused anyway."""
+        if self.phase in _REFUSING:
             raise self._refusal()
         try:
             async with asyncio.timeout(None) as timeout:

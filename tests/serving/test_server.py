@@ -137,6 +137,27 @@ async def test_a_drain_with_nothing_to_do_is_over_at_once() -> None:
         assert await server.drain()
 
 
+class LostDouble(EngineDouble):
+    """Its device is lost, or a step hangs, when a test says so."""
+
+    lost: str | None = None
+
+    def trouble(self, patience: float) -> str | None:
+        return self.lost
+
+
+async def test_a_server_that_failed_is_not_alive_while_it_ends() -> None:
+    engine = LostDouble()
+    async with running(engine, watchdog_seconds=0.01) as server:
+        engine.lost = "the device is lost"
+        async with asyncio.timeout(WAIT_SECONDS):
+            await server.failed.wait()
+        await server.leave()
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz/live") == (503, "failed")
+        server.service.refuse()  # as a drain and a stop do first
+        assert await asyncio.to_thread(get, server.metrics_address, "/healthz/live") == (503, "failed")
+
+
 async def test_a_drain_gives_up_in_time() -> None:
     engine = EngineDouble(held=True)
     async with running(engine, drain_seconds=0.05) as server, connected(server) as stub:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from starlette.testclient import TestClient
 
 from beamline.serving.api.http.app import operations_app
+from beamline.serving.errors import ShuttingDown
 from beamline.serving.lifecycle import Lifecycle, Phase
 from beamline.serving.telemetry.metrics import Metrics
 
@@ -19,6 +23,41 @@ async def test_health_follows_the_phase() -> None:
         lifecycle.phase = phase
         response = client.get("/healthz")
         assert (response.status_code, response.text) == (code, text)
+
+
+async def test_a_server_that_failed_is_not_live_again_while_it_ends() -> None:
+    lifecycle = Lifecycle()
+    client = TestClient(operations_app(Metrics(), lifecycle))
+    lifecycle.phase = Phase.FAILED
+    for phase in (Phase.READY, Phase.LEAVING, Phase.DRAINING):
+        lifecycle.phase = phase
+        for path in ("/healthz/live", "/healthz/ready"):
+            assert (client.get(path).status_code, client.get(path).text) == (503, "failed")
+
+
+@pytest.mark.parametrize(
+    "phases", [[Phase.FAILED], [Phase.FAILED, Phase.DRAINING], [Phase.DRAINING, Phase.DRAINING]], ids=str
+)
+async def test_a_body_that_arrives_is_not_waited_for_by_a_server_that_ends(phases: list[Phase]) -> None:
+    lifecycle = Lifecycle()
+    reading, over = asyncio.Event(), asyncio.Event()
+
+    async def read() -> None:
+        async with lifecycle.arriving():
+            reading.set()
+            await over.wait()
+
+    arriving = asyncio.create_task(read())
+    await reading.wait()
+    for phase in phases:
+        lifecycle.phase = phase
+        await asyncio.sleep(0)  # the body's time is over now, but its reader has not heard of it
+    with pytest.raises(ShuttingDown):
+        async with asyncio.timeout(10):
+            await arriving
+    with pytest.raises(ShuttingDown):
+        async with lifecycle.arriving():
+            pass
 
 
 async def test_without_a_model_the_server_is_not_ready() -> None:
