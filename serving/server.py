@@ -135,9 +135,19 @@ class Server:
 
     async def drain(self) -> bool:
         """Refuses new calls, finishes the running ones, and sends their responses. False if `drain_seconds` were not
-        enough; then `stop` cancels what is left."""
-        self._overdue = not await self._drain()
-        return not self._overdue
+        enough, or if engines fail meanwhile (then `failed` is set); then `stop` cancels what is left."""
+        draining, failing = asyncio.create_task(self._drain()), asyncio.create_task(self.failed.wait())
+        try:
+            await asyncio.wait((draining, failing), return_when=asyncio.FIRST_COMPLETED)
+            drained = draining.done() and draining.result()
+        finally:
+            draining.cancel()
+            failing.cancel()
+        await self.service.check_engines()
+        if self.failed.is_set():
+            return False
+        self._overdue = not drained
+        return drained
 
     async def _drain(self) -> bool:
         seconds = self.config.drain_seconds

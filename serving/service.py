@@ -140,13 +140,27 @@ class Service:
         """Liveness means that engines step. Where they don't any more, everyone is answered with UNAVAILABLE, health
         checks fail, and whoever runs the process is asked to end it."""
         patience = self.config.watchdog_seconds
-        while (reason := driver.trouble(patience)) is None:
+        while not await self._check(driver):
             await asyncio.sleep(min(1.0, patience / 4))
+
+    async def check_engines(self) -> None:
+        """Sets `failed` where engines don't step any more, without waiting for the watchdog's next look."""
+        if self._driver is not None:
+            await self._check(self._driver)
+
+    async def _check(self, driver: Driver) -> bool:
+        """Whether they failed."""
+        if (reason := driver.trouble(self.config.watchdog_seconds)) is None:
+            return False
+        if not self.lifecycle.live:  # somebody else has noticed, and is telling everyone
+            await self.failed.wait()
+            return True
         log.critical("%s: refusing all calls", reason)
         self.lifecycle.phase = Phase.FAILED
         fail_running(ShuttingDown("an engine of this server failed, and it is ending; try another one"))
         await self.when_failed()
         self.failed.set()
+        return True
 
     def _make_watcher(self, manager: ModelManager) -> Watcher | None:
         """Made before the models are loaded, so that it notices changes that are made meanwhile."""

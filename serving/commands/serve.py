@@ -60,10 +60,7 @@ async def _serve(config: ServeConfig) -> int:
     ready = f"ready grpc={server.grpc_address} http={server.http_address} metrics={server.metrics_address}"
     print(ready, flush=True)
     if await _ended_by_failure(server, stop.asked):
-        _exit_after(_STOP_SECONDS)  # what hangs would keep the process
-        await server.answer_failed()
-        await server.stop()
-        return FAILED
+        return await _end_failed(server)
     if stop.by_supervisor and config.drain_delay_seconds:
         log.info("leaving: health checks say no, calls are answered for %s seconds more", config.drain_delay_seconds)
         await server.leave()
@@ -71,10 +68,21 @@ async def _serve(config: ServeConfig) -> int:
     if config.drain_seconds is not None:
         _exit_after(config.drain_seconds + _STOP_SECONDS)
     drained = await server.drain()
+    if server.failed.is_set():
+        return await _end_failed(server)
+    if config.drain_seconds is None:
+        _exit_after(_STOP_SECONDS)
     await server.stop()
     if not drained:
         log.error("stopped with calls unfinished after %s seconds", config.drain_seconds)
     return 0 if drained else 1
+
+
+async def _end_failed(server: Server) -> int:
+    _exit_after(_STOP_SECONDS)  # what hangs would keep the process
+    await server.answer_failed()
+    await server.stop()
+    return FAILED
 
 
 async def _started(server: Server, stop: asyncio.Event) -> bool:

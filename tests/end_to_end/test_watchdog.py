@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.protos import beamline_pb2_grpc as rpc
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import PATIENCE, ROOT, environment, eventually
 
 # The fake device, which fails at its third step as a real one would; a device that is lost can't be reset either.
 _SERVE = """
@@ -27,6 +29,7 @@ def lost(*arguments):
     raise RuntimeError("device lost")
 
 def hangs(*arguments):
+    print("a step hangs", file=sys.stderr, flush=True)
     threading.Event().wait()
 
 run, steps = FakeBackend.run, []
@@ -87,3 +90,37 @@ def test_calls_are_answered_and_the_process_ends(
         assert set(codes) == {grpc.StatusCode.UNAVAILABLE}
         assert process.wait(timeout=PATIENCE) == 1
     assert said in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments", "said"),
+    [
+        ("lost", ("--drain-delay", "600"), "leaving"),
+        ("hangs", ("--drain-delay", "0", "--watchdog-seconds", "5"), "a step hangs"),
+    ],
+)
+def test_a_failure_while_the_server_leaves_or_drains_ends_the_process(
+    fault: str, arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """Where the drain has no limit, too."""
+    log = tmp_path / "log.txt"
+    with (
+        served(fault, log, "--drain-seconds", "none", *arguments) as (process, address),
+        grpc.insecure_channel(address) as channel,
+    ):
+
+        def ask() -> Any:  # a call that runs
+            request = pb.TranslateRequest(inputs=[pb.Input(text="a long text")])
+            return rpc.InferenceStub(channel).Translate.future(request)
+
+        if fault == "lost":
+            process.send_signal(signal.SIGTERM)
+            eventually(lambda: said in log.read_text(), said)
+            call = ask()
+        else:
+            call = ask()
+            eventually(lambda: said in log.read_text(), said)
+            process.send_signal(signal.SIGTERM)
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
+        assert process.wait(timeout=PATIENCE) == 1
+    assert "refusing all calls" in log.read_text()

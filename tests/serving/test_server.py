@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.config import ServeConfig
 from beamline.serving.errors import BeamlineError, ModelError, ModelNotFound
+from beamline.serving.lifecycle import Phase
 from beamline.serving.models.loader import Observe
 from beamline.serving.server import Server
 from tests.serving.disk import write_version
@@ -156,6 +157,34 @@ async def test_a_server_that_failed_is_not_alive_while_it_ends() -> None:
         assert await asyncio.to_thread(get, server.metrics_address, "/healthz/live") == (503, "failed")
         server.service.refuse()  # as a drain and a stop do first
         assert await asyncio.to_thread(get, server.metrics_address, "/healthz/live") == (503, "failed")
+
+
+async def test_a_drain_without_a_limit_ends_where_a_step_hangs() -> None:
+    engine = LostDouble(held=True)
+    async with running(engine, drain_seconds=None, watchdog_seconds=0.01) as server, connected(server) as stub:
+        inside = asyncio.ensure_future(stub.Translate(ONE))
+        await engine.until(lambda: len(engine.submitted) == 1)
+        draining = asyncio.ensure_future(server.drain())
+        await eventually(lambda: server.lifecycle.phase is Phase.DRAINING)
+        engine.lost = "a step has not ended for 0.01 seconds"
+        try:
+            async with asyncio.timeout(20):
+                assert not await draining
+        finally:
+            engine.release()  # the thread that waits for it
+        assert server.failed.is_set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await inside
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_device_that_is_lost_at_the_end_of_a_drain_is_not_overlooked() -> None:
+    """Between two looks of the watchdog, which come every second."""
+    engine = LostDouble()
+    async with running(engine) as server:
+        engine.lost = "the device is lost"
+        assert not await server.drain()
+        assert server.failed.is_set()
 
 
 async def test_a_drain_gives_up_in_time() -> None:
