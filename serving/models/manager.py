@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable
+from beamline.serving.errors import InvalidRequest, ModelError, ModelNotFound, ModelUnavailable, OutOfMemory
 from beamline.serving.models.loader import Driver, ModelLoader, ServedModel
 from beamline.serving.models.loading import LoadingThread, LoadTooLong
 from beamline.serving.models.registry import Model, Models
@@ -80,6 +80,7 @@ class ModelManager:
         self._loading: tuple[str, str] | None = None
         self._defaults: set[str] = set()  # models whose settings say that they are meant where a call names none
         self._problems: dict[str, dict[str, str]] = {}  # by name and version
+        self._may_pass: set[str] = set()  # names whose last load failed for a reason that may pass
         self._known: set[str] = set()  # names in the repository when it was last read
         self._changing = asyncio.Lock()
         self._thread = LoadingThread(load_seconds)
@@ -183,6 +184,7 @@ class ModelManager:
             if name in self._fakes:
                 raise InvalidRequest("a fake model comes from no repository, and can't be unloaded")
             self._unloaded.add(name)
+            self._may_pass.discard(name)
             self._problems.pop(name, None)
             self._take_over(name, {})
             log.info("%s was unloaded", name)
@@ -197,14 +199,17 @@ class ModelManager:
             return log.error("the model repository can't be read: %s", error)
         await self.refresh({*repository.folders, *self._served})
 
-    async def refresh(self, names: Iterable[str]) -> None:
+    async def refresh(self, names: Iterable[str]) -> set[str]:
         """After these folders have changed: reload what is wanted, unload what is gone. A name that fails, for whatever
-        reason, is logged and listed, and the others go on."""
+        reason, is logged and listed, and the others go on. Answers which to try again: those that failed for a reason
+        that may pass (a disk that is away, too little memory), and not for what lies in the folder."""
+        again: set[str] = set()
         for name in sorted(names):
             async with self._changing:
                 try:
                     repository = await self._scan()
                     if name not in repository.folders:
+                        self._may_pass.discard(name)
                         self._problems.pop(name, None)
                         self._unloaded.discard(name)
                         self._defaults.discard(name)
@@ -217,11 +222,16 @@ class ModelManager:
                 except ModelUnavailable:  # listed and logged
                     pass
                 except ModelError as error:
+                    again.add(name)
                     log.error("%s: %s", name, error)
                     await self._report(name, "the model repository could not be read")
                 except Exception as error:
+                    again.add(name)
                     log.exception("%s could not be loaded", name)
                     await self._report(name, f"it could not be loaded: {error}")
+                if name in self._may_pass:
+                    again.add(name)
+        return again
 
     async def _report(self, name: str, reason: str) -> None:
         """About the model as a whole, until it is tried again."""
@@ -262,10 +272,12 @@ class ModelManager:
     async def _bring(self, name: str, repository: Repository) -> None:
         problems = {each.version: each.reason for each in repository.problems if each.model == name}
         loaded = dict(self._served.get(name, {}))
+        self._may_pass.discard(name)
         try:
             await self._load_wanted(name, repository, loaded, problems)
         except ModelError as error:  # its settings
             problems[""] = str(error)
+            self._note(name, error)
         self._problems[name] = problems
         for version, reason in problems.items():
             log.error("%s could not be loaded: %s", f"{name}/{version}" if version else name, reason)
@@ -299,6 +311,7 @@ class ModelManager:
                     model = await self._load_version(version, settings, label)
             except (ModelError, OSError) as error:
                 problems[str(version.version)] = str(error)
+                self._note(version.name, error)
             if model is None:
                 continue
             ready[version.version] = model
@@ -307,6 +320,10 @@ class ModelManager:
         if ready:
             loaded.clear()
             loaded.update(ready)
+
+    def _note(self, name: str, error: Exception) -> None:
+        if isinstance(error, LoadTooLong | OutOfMemory | OSError):
+            self._may_pass.add(name)
 
     async def _load_version(self, version: ModelVersion, settings: ModelSettings, label: str) -> ServedModel:
         self._loading = (version.name, str(version.version))
