@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -34,6 +37,57 @@ def test_broken_bytes_are_shown_as_such_once_something_follows() -> None:
     assert [detokenizer.push(token) for token in tokens] == ["", "\ufffdx"]
 
 
+@given(st.text(), st.integers(0, 3))
+def test_a_character_that_the_prompt_began_is_shown(text: str, cut: int) -> None:
+    text = "世" + text.replace("\ufffd", "")
+    tokens = BYTES.encode_prefix(text)
+    detokenizer = Detokenizer(BYTES, [*BYTES.encode_prefix("a"), *tokens[:cut]])
+    shown = "".join(map(detokenizer.push, tokens[cut:])) + detokenizer.flush()
+    assert shown == (text if cut < 3 else text[1:])
+
+
+def test_a_replacement_character_at_the_prompts_end_is_not_shown_again() -> None:
+    for end in (BYTES.encode_prefix("\ufffd"), [3 + 0xE4]):
+        detokenizer = Detokenizer(BYTES, end)
+        assert [detokenizer.push(token) for token in BYTES.encode_prefix("xy")] == ["x", "y"]
+
+
+class Counting(ByteTokenizer):
+    """How many tokens it had to decode; `errors`: some tokenizers leave half a character out."""
+
+    def __init__(self, errors: str = "replace") -> None:
+        self.errors, self.decoded = errors, 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.decoded += len(ids)
+        return bytes(i - 3 for i in ids if i >= 3).decode("utf-8", errors=self.errors)
+
+
+@pytest.mark.parametrize("errors", ["replace", "ignore"])
+@pytest.mark.parametrize("tokens", [[2], [3 + 0x80], [3 + 0xE4], [3 + 0xE4, 2], [3 + 0xE4, *[2] * 30]], ids=str)
+def test_tokens_that_make_no_character_are_not_decoded_again_and_again(errors: str, tokens: list[int]) -> None:
+    tokenizer = Counting(errors)
+    detokenizer = Detokenizer(tokenizer)
+    ids = [*BYTES.encode_prefix("ab"), *(tokens * 2000)[:2000], *BYTES.encode_prefix("世 c")]
+    shown = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    assert tokenizer.decoded < 150 * len(ids)
+    assert shown == tokenizer.decode(ids)
+
+
+_TOKENS = st.sampled_from([2, 2, *(3 + byte for byte in (*b"a ", 0x80, 0xE4, 0xB8, 0x96, 0xF0, 0x9F, 0x98))])
+
+
+@given(st.lists(_TOKENS, max_size=120))
+def test_whatever_comes_the_pieces_are_the_whole(ids: list[int]) -> None:
+    """Broken bytes, too. Special tokens inside of a character make two halves of it where there are very many."""
+    detokenizer = Detokenizer(BYTES)
+    ids = [token for place, token in enumerate(ids) if token != 2 or ids[:place][-1:] in ([], [2], [3 + 0x61])]
+    shown = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    whole = BYTES.decode(ids)
+    assert whole.startswith(shown)
+    assert not whole[len(shown) :].strip("\ufffd")
+
+
 def test_spaces_between_words_depend_on_what_was_before() -> None:
     """A tokenizer of the sentencepiece kind strips the space of a first word only."""
     library = Tokenizer(models.WordLevel({"▁Hello": 0, "▁world": 1, "!": 2}, unk_token="!"))
@@ -48,6 +102,9 @@ def test_spaces_between_words_depend_on_what_was_before() -> None:
     assert [first.push(token) for token in (0, 1, 2)] == ["Hello", " world", "!"]
     later = Detokenizer(Words(), [0])
     assert [later.push(token) for token in (1, 2)] == [" world", "!"]
+    nothing = 3  # a token that leaves no trace
+    far = Detokenizer(Words(), [0])
+    assert "".join(far.push(token) for token in (*[nothing] * 100, 1, *[nothing] * 100, 1)) == " world world"
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
