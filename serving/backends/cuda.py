@@ -9,6 +9,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from beamline.serving.backends.cuda_resources import Owned, checked
 from beamline.serving.backends.cuda_uploads import Uploads
 from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import OutOfMemory
+from beamline.serving.errors import ComputeError, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -343,6 +344,14 @@ class CudaDevice:
         _say_not_recorded("a model is being loaded on the same GPU")
         return None
 
+    def _end_capture(self) -> tuple[Any, Any]:
+        """The stream must leave capture, also where the device is lost: until then, nobody may wait for the device."""
+        self._recording = False
+        with suppress(ComputeError):
+            self.enter()
+        error, graph = self._cuda.cuStreamEndCapture(self._stream)
+        return error, graph
+
     def _record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         self.enter()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -354,16 +363,12 @@ class CudaDevice:
         try:
             work()
         except Exception as reason:
-            self._recording = False
-            self.enter()
-            _, graph = self._cuda.cuStreamEndCapture(self._stream)  # it must leave capture, whatever was captured
+            _, graph = self._end_capture()  # whatever was captured
             if graph is not None and int(graph):
                 self._cuda.cuGraphDestroy(graph)
             _say_not_recorded(reason)
             return None
-        self._recording = False
-        self.enter()
-        error, graph = self._cuda.cuStreamEndCapture(self._stream)
+        error, graph = self._end_capture()
         if error != self._cuda.CUresult.CUDA_SUCCESS:
             _say_not_recorded(error.name)
             return None

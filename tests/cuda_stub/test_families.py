@@ -41,7 +41,7 @@ def test_it_runs_on_cuda(folder: Path, stub: Stub) -> None:
     before = stub.held
     manifest = read_any_manifest(folder)
     run = partial(_classify, folder, manifest) if isinstance(manifest, PooledManifest) else partial(_decode, folder)
-    if _has_cells_that_cudnn_lacks(folder):
+    if has_cells_that_cudnn_lacks(folder):
         with pytest.raises(ModelError, match=r"would leave \d x (RNN|LSTM) \(.*\) to the CPU") as refused:
             run()
         refused.value.with_traceback(None)  # which keeps what was loaded before
@@ -52,7 +52,7 @@ def test_it_runs_on_cuda(folder: Path, stub: Stub) -> None:
     assert stub.held == before
 
 
-def _has_cells_that_cudnn_lacks(folder: Path) -> bool:
+def has_cells_that_cudnn_lacks(folder: Path) -> bool:
     """A plain RNN with ReLU (the provider's knows tanh alone), an LSTM with peepholes or with coupled gates."""
     graphs = [onnx.load(path, load_external_data=False).graph for path in folder.glob("*.onnx")]
     cells = [node for graph in graphs for node in graph.node if node.op_type in ("RNN", "LSTM")]

@@ -13,8 +13,9 @@ from beamline.serving.backends.factory import make_pooled
 from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.contract.backend import PromptChunk
 from beamline.serving.contract.manifest import Manifest, PooledManifest, read_any_manifest
+from beamline.serving.errors import ModelError
 from tests.cuda_stub.conftest import MODELS, backend_of, on_gpu
-from tests.cuda_stub.test_families import FAMILIES, VERSIONS, run_all_graphs
+from tests.cuda_stub.test_families import FAMILIES, VERSIONS, has_cells_that_cudnn_lacks, run_all_graphs
 from tests.cuda_stub.test_step import no_inputs
 from tests.support.cuda_stub.stub import Stub
 
@@ -78,6 +79,10 @@ def test_a_recurrent_classifier(stub: Stub) -> None:
 @pytest.mark.parametrize("folder", STEPPING, ids=lambda folder: "-".join(folder.parts[-3:]))
 def test_a_step_copies_nothing_to_the_gpu_but_what_we_upload(folder: Path, stub: Stub) -> None:
     """Whatever else it did would be done again by every replay, from memory that has to stay for that."""
+    if has_cells_that_cudnn_lacks(folder):
+        with pytest.raises(ModelError, match="to the CPU"):
+            launched(folder)
+        return
     backend, _ = launched(folder)
     stub.reset()
     backend.run(no_inputs(2, 4))

@@ -245,6 +245,7 @@ int begin_recording(stream *s) {
     DONE(OK);
 }
 int end_recording(stream *s, graph **made) {
+    if (lost() && s->recording) end_graph(s->recording), s->recording = NULL;
     ON(s, "recording")
     if (!s->recording) { wrong("nothing is recorded", "recording"); DONE(INVALID_VALUE); }
     *made = s->recording, s->recording = NULL;
