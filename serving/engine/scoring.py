@@ -43,16 +43,16 @@ class Scoring:
         """Scores some: while others decode, one text; else as many as make one run."""
         began = self._clock()
         self._executor.sweep(began)
-        self._nobody_behind()
+        self._reset_waiting()
         scored = self._executor.advance(1 if others_wait else None)
         if scored:
             self._measure(began, len(scored))
 
     def fail_everything(self, error: Exception) -> None:
         self._executor.fail_everything(error)
-        self._nobody_behind()
+        self._reset_waiting()
 
-    def _nobody_behind(self) -> None:
+    def _reset_waiting(self) -> None:
         """Where those who were left waiting have gone: the next one does not wait since then."""
         if not self.queue.waiting:
             self._behind_since = None
