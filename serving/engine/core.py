@@ -150,8 +150,8 @@ class Engine:
         self._stats.active = len(self._scheduler.active)
         if self._stats.active:
             self._decode()
-        elif self._pipeline.in_flight:
-            self._pipeline.collect()
+        elif self._pipeline.in_flight:  # of those who have all left
+            self._settle(*self._pipeline.collect())
         if self._scoring.queue.busy:
             self._scoring.advance(others_wait=self._stats.active > 0)
         return self._report(began)
@@ -370,6 +370,9 @@ class Engine:
                 continue
             if request.search.done:
                 self.completion.answer(slot)
+        if any(broken):  # who had it may have left, or moved, before this was seen: nobody's slots are clean again
+            for slot in range(len(self._scheduler.active), len(requests)):
+                self._backend.zero(slot)
 
     # -- report --------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from beamline.serving.errors import (
     Overloaded,
     ShuttingDown,
 )
-from tests.support.engines import arenas, decode, make_engine, poison, results
+from tests.support.engines import arenas, decode, make_engine, poison, results, served_by
 from tests.support.harness import Harness
 from tests.support.marian_shape import EOS, MAX_LENGTH, PAD, MarianShape
 from tests.support.ties import same_or_tie
@@ -111,6 +111,36 @@ def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
     assert sorted(outcomes) == [Outcome.FAILED, Outcome.OK, Outcome.OK, Outcome.OK]
     for name, values in arenas(harness.engine).items():
         assert np.isfinite(values.astype(np.float32)).all(), name
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("leaving", [(0,), (1,), (4,), (1, 4), (0, 1, 2, 3, 4)], ids=str)
+@pytest.mark.parametrize("poisoned", [0, 4])
+@pytest.mark.parametrize("kind", ["tensorrt-ahead", "cuda"])
+def test_poison_of_a_step_in_flight_stays_in_no_slot(
+    plain_model: MarianShape, kind: str, poisoned: int, leaving: tuple[int, ...]
+) -> None:
+    """Whoever had it may be gone when it is seen, or have moved; and idle rows are copies of the first one."""
+    with served_by(kind):
+        harness = Harness(plain_model, slots=6)
+    numbers = [harness.submit([5, 6, 7 + n], LONG) for n in range(5)]
+    for _ in range(4):
+        harness.step()
+    poison(harness.engine, poisoned)
+    harness.step()
+    assert harness.engine._pipeline.in_flight
+    assert not harness.answers
+    for place in leaving:
+        harness.engine.cancel(numbers[place])
+    harness.step()
+    assert isinstance(harness.answers[numbers[poisoned]], Cancelled if poisoned in leaving else ComputeError)
+    for name, values in arenas(harness.engine).items():
+        assert np.isfinite(values.astype(np.float32)).all(), name
+    others = set(range(5)) - {*leaving, poisoned}
+    late = [harness.submit([9, 8, n], BEAM) for n in range(6 - len(others))]
+    harness.finish()
+    for number in (*(numbers[place] for place in others), *late):
+        assert isinstance(harness.answers[number], Result)
 
 
 def test_a_cancelled_request_frees_its_slot_at_the_next_step(plain_model: MarianShape) -> None:
