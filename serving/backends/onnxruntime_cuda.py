@@ -32,7 +32,7 @@ REWRITES: tuple[Rewrite, ...] = (with_splits_as_slices,)
 STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_place)
 # cuDNN's: what they copy to the GPU comes from pinned memory that a session keeps until a run is waited for.
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-_RUNS_TO_WAIT = 32  # one of so many of an encoder's with such operators is
+_RUNS_TO_WAIT = 32  # one of so many of an encoder's or a step's with such operators is
 _NO_MEMORY = ("failed to allocate memory", "out of memory")  # what its errors say then
 # Optimisations of its own that are left out. This one makes a split again of what was one.
 _JOINS_SLICES = ("GatherSliceToSplitFusion",)
@@ -62,7 +62,6 @@ class OnnxRuntimeCudaRunner:
     ) -> None:
         """`owner`: whose stream it is. Sessions still use it when they are closed, so it goes after them."""
         self.max_slots: int | None = None  # as many as fit
-        self.records = place == "cuda"
         self._launch = launch
         self._folder = folder
         self._manifest = manifest
@@ -78,6 +77,8 @@ class OnnxRuntimeCudaRunner:
             for name, file in manifest.graphs:
                 if file is not None and name != "score":  # on first use
                     self._session(name)
+        # A recording would read what its run has kept, again and again, when a later run has given it back.
+        self.records = place == "cuda" and "step" not in self._keeping
         self._owner = owner  # the last attribute, which is let go last
 
     def spec(self, graph: str) -> GraphSpec:
@@ -110,12 +111,11 @@ class OnnxRuntimeCudaRunner:
         return lambda: self._launch(run)
 
     def _waits(self, graph: str) -> bool:
-        """Whether the session gives back in this run what it keeps. Scores and classes are waited for anyway; a step
-        never is: its recordings read what their run has kept, again and again."""
-        if graph not in self._keeping or graph == "step":
+        """Whether the session gives back in this run what it keeps. Scores and classes are waited for anyway."""
+        if graph not in self._keeping:
             return False
         self._keeping[graph] += 1
-        return graph not in ("encoder", "prefill") or self._keeping[graph] % _RUNS_TO_WAIT == 0
+        return graph not in ("encoder", "prefill", "step") or self._keeping[graph] % _RUNS_TO_WAIT == 0
 
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from beamline.serving.backends import onnxruntime_cuda
 from beamline.serving.backends.factory import make_pooled
@@ -67,6 +70,41 @@ def test_a_recurrent_model(stub: Stub) -> None:
     assert grown(stub, lambda: backend.run(no_inputs(2, 4)), 1000) == 0
     assert "cudaStreamSynchronize" not in stub.counts()
     assert grown(stub, lambda: backend.score([5, 6, 7], [2, 3, 4], start_token=1)) == 0
+
+
+def with_a_gru(folder: Path, target: Path) -> Path:
+    """The same version, but that its step has an operator of cuDNN's."""
+    shutil.copytree(folder, target)
+    step = onnx.load(target / "step.onnx", load_external_data=False)
+    graph = step.graph
+    last = next(node for node in graph.node if "next_scores" in node.output)
+    last.output[list(last.output).index("next_scores")] = "scores_before"
+    values = {"gru_w": np.zeros((1, 3, 1)), "gru_r": np.zeros((1, 3, 1)), "gru_least": np.array(1e-30)}
+    shapes = {"gru_rows": [1, -1, 1], "gru_axes": [0, 1, 2, 3]}
+    for name, value in values.items():
+        graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    for name, shape in shapes.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
+    graph.node.extend(
+        [
+            helper.make_node("Reshape", ["scores", "gru_rows"], ["gru_x"]),
+            helper.make_node("GRU", ["gru_x", "gru_w", "gru_r"], ["gru_y"], hidden_size=1, linear_before_reset=1),
+            helper.make_node("ReduceSum", ["gru_y", "gru_axes"], ["gru_sum"], keepdims=0),
+            helper.make_node("Mul", ["gru_sum", "gru_least"], ["gru_nearly_zero"]),
+            helper.make_node("Add", ["scores_before", "gru_nearly_zero"], ["next_scores"]),
+        ]
+    )
+    onnx.save(step, target / "step.onnx")
+    return target
+
+
+def test_a_step_with_an_operator_of_cudnn(stub: Stub, tmp_path: Path) -> None:
+    """It is waited for now and then, and never recorded: a recording would read what was given back."""
+    backend, manifest = backend_of(with_a_gru(LANGUAGE, tmp_path / "model"))
+    run_all_graphs(backend, manifest)
+    assert not backend._runner.records
+    assert grown(stub, lambda: backend.run(no_inputs(2, 4))) == 0
+    assert "cuStreamBeginCapture_v2" not in stub.counts()
 
 
 def test_a_recurrent_classifier(stub: Stub) -> None:
