@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -148,6 +149,14 @@ def is_lost(device: Gpu | None) -> bool:
     except ComputeError:
         return True
     return False
+
+
+def wait_for_all(device: Gpu | None) -> None:
+    """Of what was asked for, before what that uses goes: an encoder's run, say, for somebody who has left since. One that
+    is lost does nothing any more."""
+    with suppress(ComputeError):
+        if device is not None:
+            device.finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.capture_gate import gate_of
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost, wait_for_all
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
@@ -71,7 +71,7 @@ class OnnxRuntimeCudaRunner:
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._keeping: dict[str, int] = {}  # graphs that keep pinned memory at every run: runs so far
         self._is_lost = functools.partial(is_lost, owner)
-        weakref.finalize(self, _keep_those_of_a_lost_device, self._sessions, owner)
+        weakref.finalize(self, _before_they_go, self._sessions, owner)
         self._weights = Weights(folder, manifest)
         with self._weights.in_memory():
             for name, file in manifest.graphs:
@@ -136,9 +136,11 @@ class OnnxRuntimeCudaRunner:
         return self._sessions[graph]
 
 
-def _keep_those_of_a_lost_device(sessions: Mapping[str, ort.InferenceSession], owner: Gpu | None) -> None:
-    """For ever: where one is closed, ONNX Runtime 1.31 throws in a destructor, which ends the process at once, and
-    calls that wait for their answers with it. CUDA gives nothing back of a lost device before the process ends."""
+def _before_they_go(sessions: Mapping[str, ort.InferenceSession], owner: Gpu | None) -> None:
+    """Those of a lost device are kept for ever: where one is closed, ONNX Runtime 1.31 throws in a destructor, which
+    ends the process at once, and calls that wait for their answers with it. CUDA gives nothing back of a lost device
+    before the process ends."""
+    wait_for_all(owner)
     if is_lost(owner):
         for session in sessions.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))

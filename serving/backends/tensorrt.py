@@ -6,12 +6,13 @@ emulator (`tests/support/emulator.py`) that executes the same graphs on the CPU 
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec, wait_for_all
 from beamline.serving.backends.tensorrt_messages import is_about_memory, listener_of, rebuild_helps, together
 from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
@@ -65,6 +66,7 @@ class TensorRtRunner:
             if key[0] != "score":  # on first use
                 self._engines[key] = self._load(key)
         self._make_room(max((each.activation_bytes for each in self._engines.values()), default=0))
+        weakref.finalize(self, wait_for_all, device)
         self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,24 @@ def test_a_version_loads_runs_and_goes(folder: Path, stub: Stub) -> None:
     del backend
     gc.collect()
     assert stub.held == before
+
+
+def test_sessions_stay_until_their_last_run_is_over(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody wants the results, and the model is unloaded: no step behind it was waited for."""
+    backend, _ = backend_of(EN_DE)
+    assert isinstance(backend._runner, OnnxRuntimeCudaRunner)
+    encoder = weakref.ref(backend._runner._sessions["encoder"])
+    finish, waited = CudaDevice.finish, list[bool]()
+
+    def note(gpu: CudaDevice) -> None:
+        waited.append(encoder() is not None)
+        finish(gpu)
+
+    monkeypatch.setattr(CudaDevice, "finish", note)
+    backend.encode([[5, 6, 7]])
+    del backend
+    assert waited == [True]
+    assert encoder() is None
 
 
 def test_a_classifier(stub: Stub) -> None:

@@ -239,6 +239,14 @@ def test_a_launch_stays_until_a_failed_step_is_waited_for(planned: MarianShape) 
     backend.run(edited(1, 4, 0))
 
 
+def test_a_context_stays_until_its_last_run_is_over(planned: MarianShape) -> None:
+    """Also where nobody wants the results, and the model is unloaded: no step behind it was waited for."""
+    backend, runner, device = emulated_backend(planned.folder, planned.manifest)
+    backend.encode([[5, 6], [7, 8, 9]])
+    del backend, runner
+    device.finish()  # it refuses work whose execution context is gone
+
+
 def with_context_limit(model: MarianShape, most: int | None) -> tuple[GpuBackend, EmulatedRuntime, EmulatedDevice]:
     """Two requests are in their slots. The encoder and the step have a context each that launches share."""
     backend, runner, device = emulated_backend(model.folder, model.manifest)
