@@ -1,10 +1,10 @@
 """What must not happen while a CUDA graph is recorded: on the same GPU, whichever model it is for, that a session is
-opened; and on the recording thread, that the collector of garbage closes one.
+opened or a plan loaded; and on the recording thread, that the collector of garbage closes one.
 
-ONNX Runtime's provider waits for the whole device when it is made. CUDA forbids that while any stream of the device is
-recorded: both fail. Recordings take milliseconds, so a model that is being loaded waits for them. Loading takes
-seconds, for which no step waits: it is recorded later. A session that is closed frees its memory at once, which CUDA
-forbids to a thread that records.
+ONNX Runtime's provider waits for the whole device when it is made, and TensorRT may. CUDA forbids that while any stream
+of the device is recorded: both fail. Recordings take milliseconds, so a model that is being loaded waits for them.
+Loading takes seconds, for which no step waits: it is recorded later. A session that is closed frees its memory at once,
+which CUDA forbids to a thread that records.
 """
 
 from __future__ import annotations

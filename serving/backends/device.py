@@ -152,8 +152,8 @@ def is_lost(device: Gpu | None) -> bool:
 
 
 def wait_for_all(device: Gpu | None) -> None:
-    """Of what was asked for, before what that uses goes: an encoder's run, say, for somebody who has left since. One that
-    is lost does nothing any more."""
+    """Of what was asked for, before what that uses goes: an encoder's run, say, for somebody who has left since. A
+    device that is lost does nothing any more."""
     with suppress(ComputeError):
         if device is not None:
             device.finish()

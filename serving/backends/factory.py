@@ -71,7 +71,8 @@ def _on_gpu(
         from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 
         library = str(choice.library)
-        runtime = LibraryRuntime(importlib.import_module(library), library, gpu.stream, device.capability)
+        module = importlib.import_module(library)
+        runtime = LibraryRuntime(module, library, device.number, gpu.stream, device.capability)
         plans = TensorRtRunner(folder, manifest, gpu, runtime)
         return gpu, plans, plans.plans.cache_buckets
     from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner

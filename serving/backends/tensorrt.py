@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from beamline.serving.backends.capture_gate import Gate, gate_of
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec, wait_for_all
 from beamline.serving.backends.tensorrt_messages import is_about_memory, listener_of, rebuild_helps, together
 from beamline.serving.contract.files import read_bytes
@@ -190,12 +191,13 @@ class LibraryRuntime:
     """`tensorrt` or `tensorrt_rtx`. Make one only where a probe has found a device: without a driver the library
     crashes the process."""
 
-    def __init__(self, library: Any, name: str, stream: int, capability: str) -> None:
+    def __init__(self, library: Any, name: str, device: int, stream: int, capability: str) -> None:
         self.module = name
         self.version = str(library.__version__)
         self.capability = capability
         self._library = library
         self._stream = stream
+        self._gate = gate_of(device)
         self._logger = listener_of(library, name)
         self._runtime = library.Runtime(self._logger)
         # tensorrt_rtx compiles and captures by itself; to capture it from outside would record its compiling.
@@ -203,7 +205,9 @@ class LibraryRuntime:
 
     def load(self, path: Path, card: PlanCard) -> Engine:
         self._logger.forget()
-        engine = self._runtime.deserialize_cuda_engine(read_bytes(path))
+        plan = read_bytes(path)
+        with self._gate.opening():
+            engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             why = together(self._logger.errors)
             advice = "; run `beamline build --rebuild`" if rebuild_helps(why) else ""
@@ -212,14 +216,16 @@ class LibraryRuntime:
         for output, source in card.aliases.items():
             if engine.get_aliased_input_tensor(output) != source:
                 raise ModelError(f"{path} does not write {output} where {source} is; run `beamline build --rebuild`")
-        return _LibraryEngine(self._library, engine, self._stream, self._logger, whole_graphs=not self.records)
+        whole_graphs = not self.records
+        return _LibraryEngine(self._library, engine, self._stream, self._gate, self._logger, whole_graphs)
 
 
 class _LibraryEngine:
-    def __init__(self, library: Any, engine: Any, stream: int, logger: Any, whole_graphs: bool) -> None:
+    def __init__(self, library: Any, engine: Any, stream: int, gate: Gate, logger: Any, whole_graphs: bool) -> None:
         self._library = library
         self._engine = engine
         self._stream = stream
+        self._gate = gate
         self._logger = logger
         self._whole_graphs = whole_graphs
         self.activation_bytes = int(engine.device_memory_size_v2)
@@ -227,13 +233,13 @@ class _LibraryEngine:
     def context(self, activations: int) -> Context:
         strategy = self._library.ExecutionContextAllocationStrategy.USER_MANAGED
         self._logger.forget()
+        how = strategy
         if self._whole_graphs:
-            config = self._engine.create_runtime_config()
-            config.set_execution_context_allocation_strategy(strategy)
-            config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            context = self._engine.create_execution_context(config)
-        else:
-            context = self._engine.create_execution_context(strategy)
+            how = self._engine.create_runtime_config()
+            how.set_execution_context_allocation_strategy(strategy)
+            how.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        with self._gate.opening():
+            context = self._engine.create_execution_context(how)
         if context is None:
             why = together(self._logger.errors)
             kind = OutOfMemory if is_about_memory(why) else ComputeError

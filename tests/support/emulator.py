@@ -82,13 +82,16 @@ class EmulatedContext:
     def __init__(self, device: EmulatedDevice, card: PlanCard, session: ort.InferenceSession) -> None:
         self._device = device
         self._card = card
-        self._session = session
-        self._inputs = {each.name: each for each in card.inputs}
-        self._outputs = {each.name: each for each in card.outputs}
+        self._kernels = _Kernels(device, card, session)
+        self._inputs, self._outputs = self._kernels.inputs, self._kernels.outputs
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._recorded = False
         self._runs = 0  # as it is
+
+    def __del__(self) -> None:
+        """Not by a weak reference: the collector of garbage clears those before it calls anybody who may still wait."""
+        self._kernels.context_is_gone = True
 
     def set_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._refuse_change()
@@ -123,7 +126,7 @@ class EmulatedContext:
             if self._addresses[output] != self._addresses[source]:
                 return False
         shapes, addresses = dict(self._shapes), dict(self._addresses)
-        sizes = self._sizes(shapes)
+        sizes = self._kernels.sizes(shapes)
         if sizes is None:
             return False
         shapes |= {name: sizes_of(each.axes, sizes) for name, each in self._outputs.items()}
@@ -131,20 +134,25 @@ class EmulatedContext:
             raise Refused("a context was recorded that has not run twice with these shapes")
         self._recorded = self._recorded or self._device.recording
         self._runs += 1
-        mine = weakref.ref(self)  # kernels point into a context's memory, and don't keep it
-
-        def execute() -> None:
-            context = mine()
-            if context is None:
-                raise Refused("a context is gone, and its work was not done yet")
-            context._execute(shapes, addresses)
-
-        self._device.launch(execute)
+        kernels = self._kernels
+        self._device.launch(lambda: kernels.execute(shapes, addresses))
         return True
 
-    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+
+class _Kernels:
+    """What a context asked for. They point into its memory, and don't keep it."""
+
+    def __init__(self, device: EmulatedDevice, card: PlanCard, session: ort.InferenceSession) -> None:
+        self.context_is_gone = False
+        self.inputs = {each.name: each for each in card.inputs}
+        self.outputs = {each.name: each for each in card.outputs}
+        self._device = device
+        self._card = card
+        self._session = session
+
+    def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
         sizes: dict[str, int] = {}
-        for name, each in self._inputs.items():
+        for name, each in self.inputs.items():
             for axis, size in zip(each.axes, shapes[name], strict=True):
                 if isinstance(axis, str) and sizes.setdefault(axis, size) != size:
                     return None
@@ -154,22 +162,24 @@ class EmulatedContext:
             return None
         return sizes
 
-    def _execute(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+    def execute(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
+        if self.context_is_gone:
+            raise Refused("a context is gone, and its work was not done yet")
         binding = self._session.io_binding()
         places = {}
-        for name, each in {**self._inputs, **self._outputs}.items():
+        for name, each in {**self.inputs, **self.outputs}.items():
             nbytes = math.prod(shapes[name]) * item_bytes(each.dtype)
             places[name] = self._device.bytes_at(addresses[name], nbytes)  # it lies in an allocation
-            bind = binding.bind_input if name in self._inputs else binding.bind_output
+            bind = binding.bind_input if name in self.inputs else binding.bind_output
             bind(name, "cpu", 0, np.dtype(each.dtype).type, list(shapes[name]), addresses[name])
         for argument in self._session.get_inputs():
             if (
-                argument.name not in self._inputs
+                argument.name not in self.inputs
             ):  # nobody reads it, so a plan lacks it; ONNX Runtime wants it all the same
-                sizes = self._sizes(shapes) or {}
+                sizes = self.sizes(shapes) or {}
                 binding.bind_cpu_input(argument.name, np.zeros(sizes_of(tuple(argument.shape), sizes), np.float32))
-        for output in self._outputs:
-            for source in self._inputs:
+        for output in self.outputs:
+            for source in self.inputs:
                 if self._card.aliases.get(output) != source and np.shares_memory(places[output], places[source]):
                     raise Refused(f"{output} lies over {source}, which is still being read")
         self._session.run_with_iobinding(binding)

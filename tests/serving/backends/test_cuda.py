@@ -41,7 +41,7 @@ from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
 from tests.support.cuda_driver import EmulatedCuda
 from tests.support.emulator import CAPABILITY, MODULE, VERSION, write_emulated_plans
 from tests.support.marian_shape import MarianShape
-from tests.support.tensorrt_library import EmulatedLibrary, fits
+from tests.support.tensorrt_library import EmulatedLibrary, _Engine, _Runtime, fits
 
 pytestmark = pytest.mark.skipif(bool(probe().devices), reason="there is a GPU, and calls to CUDA would do something")
 GPU = Found(0, "emulated", CAPABILITY, 2**30)
@@ -67,7 +67,9 @@ def on_device(cuda: EmulatedCuda, folder: Path, manifest: AnyManifest, kind: str
         launch = cuda.device.launch
         return gpu, OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, place="cpu", launch=launch)
     library = EmulatedLibrary(cuda.device, folder, gpu.stream)
-    return gpu, TensorRtRunner(folder, manifest, gpu, LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY))
+    return gpu, TensorRtRunner(
+        folder, manifest, gpu, LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
+    )
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def test_tensorrt_rtx_captures_by_itself(plain_model: MarianShape, tmp_path: Pat
         card.write_text(card.read_text().replace(f'"module": "{MODULE}"', '"module": "tensorrt_rtx"'))
     gpu = CudaDevice(0)
     library = EmulatedLibrary(cuda.device, found.folder, gpu.stream, "tensorrt_rtx")
-    runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.stream, CAPABILITY)
+    runtime = LibraryRuntime(library, "tensorrt_rtx", gpu.number, gpu.stream, CAPABILITY)
     assert (runtime.version, runtime.records) == (VERSION, False)
     backend = GpuBackend(found.manifest, gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
     test_gpu.started(backend, 2, 4, 64)
@@ -188,7 +190,7 @@ def test_a_plan_that_tensorrt_does_not_load(
     found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
     gpu = CudaDevice(0)
     library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
-    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    runtime = LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
     card = read_cards(found.folder)[0]
     library.say("of an earlier plan, please rebuild")
     library.say("a warning", trt.ILogger.WARNING)
@@ -213,9 +215,9 @@ def test_every_model_hears_what_is_said_of_its_own_calls(
     folder = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda).folder
     gpu = CudaDevice(0)
     library = EmulatedLibrary(cuda.device, folder, gpu.stream)
-    LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
     gc.collect()
-    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    runtime = LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
     card = read_cards(folder)[0]
     engine = runtime.load(plan_path(folder, card), card)
     context = engine.context(gpu.allocate(engine.activation_bytes))
@@ -229,6 +231,34 @@ def test_every_model_hears_what_is_said_of_its_own_calls(
     elsewhere.start()
     elsewhere.join()
     assert context.last_error() == "it can't be run"
+
+
+@pytest.mark.parametrize(
+    ("owner", "call"), [(_Runtime, "deserialize_cuda_engine"), (_Engine, "create_execution_context")]
+)
+def test_nothing_is_recorded_while_tensorrt_takes_memory(
+    owner: type,
+    call: str,
+    plain_model: MarianShape,
+    tmp_path: Path,
+    cuda: EmulatedCuda,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it while something is recorded on that GPU: it may wait for all of it, which breaks a recording."""
+    found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
+    gpu = CudaDevice(0)
+    address, asked, original = gpu.allocate(16), list[object](), getattr(owner, call)
+
+    def recording(*arguments: Any) -> Any:
+        asked.append(gpu.record(lambda: gpu.zero(address, 16)))
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, call, recording)
+    backend = found.backend().backend
+    test_gpu.started(backend, 2, 4, 64)
+    assert asked
+    assert set(asked) == {None}
+    assert gpu.record(lambda: gpu.zero(address, 16)) is not None
 
 
 @pytest.mark.parametrize(
@@ -252,7 +282,7 @@ def test_too_little_memory_is_told_from_other_trouble_with_memory(
     found = prepared(plain_model, tmp_path / "version", "tensorrt", "float32", cuda)
     gpu = CudaDevice(0)
     library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
-    runtime = LibraryRuntime(library, MODULE, gpu.stream, CAPABILITY)
+    runtime = LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
     graphs = GpuGraphs(gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
     feeds = {"source": np.array([[5, 6]]), "source_mask": np.ones((1, 2), np.bool_)}
     for doing in ("make an execution context", "run it"):

@@ -559,7 +559,7 @@ class TestRefusals:
             runner.prepare("step", wrong)  # type: ignore[attr-defined]
 
     def test_by_the_emulator(self, planned: MarianShape) -> None:
-        _, tensors, runner = self.tensors(planned)
+        backend, tensors, runner = self.tensors(planned)
         card = next(card for key, card in runner.plans.cards.items() if key == ("step", 48))  # type: ignore[attr-defined]
         context = runner._engine(("step", 48)).context(runner._activations)  # type: ignore[attr-defined]
         assert not context.set_shape("tokens", (2, 99))  # outside the profile
@@ -573,6 +573,7 @@ class TestRefusals:
         assert context.enqueue()
         assert context.set_address("next_cache_key_0", tensors["cache_key_1"].address)
         assert not context.enqueue()  # a cache that is not written in place
+        backend._gpu.finish()
 
     def test_memory_outside_an_allocation(self) -> None:
         device = EmulatedDevice()
