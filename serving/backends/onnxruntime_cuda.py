@@ -15,6 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from beamline.serving.backends.capture_gate import gate_of
+from beamline.serving.backends.cuda_runtime import forget_last_error
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost, wait_for_all
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
@@ -102,6 +103,7 @@ class OnnxRuntimeCudaRunner:
             try:
                 session.run_with_iobinding(binding, _run_options(waits=self._waits(graph)))
             except Exception as error:
+                forget_last_error()
                 if self._is_lost():
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
                 if _is_about_memory(error):
@@ -127,6 +129,7 @@ class OnnxRuntimeCudaRunner:
                 with self._weights.in_memory(), gate_of(self._device).opening():
                     opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
             except Exception as error:
+                forget_last_error()
                 if self._is_lost():  # ONNX Runtime may call that too little memory
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
                 raise
