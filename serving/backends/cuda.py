@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from beamline.serving.backends.capture_gate import COLLECTOR, gate_of
 from beamline.serving.backends.cuda_resources import Owned, checked
 from beamline.serving.backends.cuda_uploads import Uploads
-from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned
+from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned, is_lost
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ComputeError, OutOfMemory
 
@@ -107,6 +107,9 @@ class CudaDevice:
         self._free_unused()
         error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
         if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            self._trim()
+            error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
+        if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             free, total = self._check(self._cuda.cuMemGetInfo())
             raise OutOfMemory(
                 f"GPU {self.number} has {free / 2**20:,.0f} of {total / 2**20:,.0f} MiB left, and "
@@ -116,6 +119,12 @@ class CudaDevice:
         self._owned.addresses.add(int(address))
         self.zero(int(address), nbytes)
         return int(address)
+
+    def _trim(self) -> None:
+        """The pool keeps what is freed, in the pieces that it was; and what is freed behind work that is still to be
+        done may be nobody's yet. All of that goes back to the device."""
+        self.finish()
+        self._check(self._cuda.cuMemPoolTrimTo(self._pool, 0))
 
     def free(self, address: int) -> None:
         """From any thread and at any moment, so it is only noted here: freed by the collector of garbage in the midst
@@ -336,6 +345,15 @@ class CudaDevice:
         self.waits += 1
         self._check(self._cuda.cuStreamSynchronize(self._stream))
 
+    def drain(self) -> bool:
+        _, before = self._cuda.cuCtxGetCurrent()
+        try:
+            with suppress(ComputeError):
+                self.finish()
+            return not is_lost(self)
+        finally:
+            self._cuda.cuCtxSetCurrent(before)
+
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
         with gate_of(self.number).recording() as free:
             if free:
@@ -380,7 +398,10 @@ class CudaDevice:
 
         def replay() -> None:
             self.enter()
-            self._check(self._cuda.cuGraphLaunch(executable, self._stream))
+            (error,) = self._cuda.cuGraphLaunch(executable, self._stream)
+            if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:  # cuBLAS may have recorded that it takes some
+                raise OutOfMemory(f"GPU {self.number} has too little memory left to repeat a recorded step")
+            self._check((error,))
 
         self._owned.graphs.add(int(executable))
         freed = weakref.finalize(replay, self._owned.end_graph, executable)

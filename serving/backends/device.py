@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -132,6 +131,10 @@ class Gpu(Device, Protocol):
     def finish(self) -> None:
         """Waits for all that was asked for, after a failure."""
 
+    def drain(self) -> bool:
+        """Waits for all that was asked for, before what that uses goes: an encoder's run, say, for somebody who left
+        since. On any thread, whose current device stays what it was. False where the device is lost."""
+
     def memory(self) -> MemoryUse: ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
@@ -149,14 +152,6 @@ def is_lost(device: Gpu | None) -> bool:
     except ComputeError:
         return True
     return False
-
-
-def wait_for_all(device: Gpu | None) -> None:
-    """Of what was asked for, before what that uses goes: an encoder's run, say, for somebody who has left since. A
-    device that is lost does nothing any more."""
-    with suppress(ComputeError):
-        if device is not None:
-            device.finish()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ a few sizes, so that the same ones recur: idle rows compute what the first row d
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -32,6 +33,7 @@ from beamline.serving.errors import ComputeError, OutOfMemory
 _MOST_LAUNCHES = 64  # kept prepared; each shape of a step is one
 _USUAL_EDITS = 64  # per beam of all slots; room for longer lists is made when they come
 _ARRAYS_OF_SCORES = 3  # that a step has at once
+_TIGHT_STEPS = 256  # that are not padded, after one for which there was too little memory
 _SHORT_LISTS = 256  # steps without longer ones, after which that room is given back
 _HOST_OUTPUTS = tuple(each.name for each in fields(StepOutputs))
 
@@ -62,6 +64,9 @@ class _Step:
     launch: _Launch
 
 
+_Asked = tuple[dict[str, NDArray[Any]], int, _Launch]
+
+
 class GpuBackend(SlotBackend):
     def __init__(self, manifest: Manifest, device: Gpu, runner: GraphRunner) -> None:
         super().__init__(manifest, device, GpuGraphs(device, runner))
@@ -73,9 +78,11 @@ class GpuBackend(SlotBackend):
         self._launches: OrderedDict[object, _Launch] = OrderedDict()
         self._in_flight: deque[_Step] = deque()
         self._turn = 0
+        self._tight = 0  # so many steps more are not padded
         self._idle: set[int] = set()  # slots that nobody has and that may be computed with, as they are laid out
         self._steps = self._replayed = 0
         self._seconds = 0.0  # of the device, in steps
+        weakref.finalize(self, _let_go, device, self._in_flight, self._launches).atexit = False
 
     def allocate(self, slots: int, largest: Shape) -> int:
         nbytes = super().allocate(slots, largest)
@@ -143,7 +150,7 @@ class GpuBackend(SlotBackend):
             raise ComputeError("two steps are in flight already")
         begin = self._gpu.mark(timed=True)
         try:
-            arrays, reported, launch = self._ask_for(inputs)
+            arrays, reported, launch = self._ask_for_what_fits(inputs)
             end = self._gpu.mark(timed=True)
         except BaseException:
             self._gpu.forget(begin)
@@ -152,22 +159,37 @@ class GpuBackend(SlotBackend):
         self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported, launch))
         self._turn = 1 - self._turn
 
-    def _ask_for(self, inputs: StepInputs) -> tuple[dict[str, NDArray[Any]], int, _Launch]:
+    def _ask_for_what_fits(self, inputs: StepInputs) -> _Asked:
+        """Idle rows and recordings take memory, too: for a while nothing is padded where there is too little."""
+        try:
+            return self._ask_for(inputs)
+        except OutOfMemory:
+            if self._in_flight or self._tight or not self._runner.records:
+                raise
+        self._tight = _TIGHT_STEPS
+        self._turn = 1 - self._turn  # what was uploaded may still be on its way
+        return self._ask_for(inputs)
+
+    def _ask_for(self, inputs: StepInputs) -> _Asked:
         """The arrays that its results will be in, how many rows of reports there are, and what was launched."""
         batch, reported = self._shape.batch, len(inputs.report_rows)
-        if self._runner.records:
+        if self._tight:
+            self._tight -= 1
+        elif self._runner.records:
             inputs = padded_step(inputs, padded_count(batch, self._slots))
             self._idle_up_to(len(inputs.forced))
         values = {spec.name: getattr(inputs, spec.name) for spec in self._from_host}
         launch = self._prepared(values, len(inputs.forced))
         self._inputs.upload(launch.inputs, values, self._turn)
+        if self._tight:
+            launch.call, launch.recorded = launch.prepared, False
         launch.call()
         self._steps += 1
         self._replayed += launch.recorded
         self._carry(launch, batch)
         # When it recurs; and again, ever less often, where that could not be done: a model was being loaded, say.
         recurs = launch.count.bit_count() == 1 and not launch.recorded
-        if recurs and launch.kept and self._runner.records:
+        if recurs and launch.kept and self._runner.records and not self._tight:
             recording = self._gpu.record(launch.call)
             launch.call, launch.recorded = recording or launch.call, recording is not None
         launch.count += 1
@@ -287,6 +309,13 @@ class GpuBackend(SlotBackend):
                 self._arenas["write_index"].write(slot, np.array([shape.cache - shape.beams], np.int64))
             self._idle.add(slot)
         self._idle.difference_update(range(shape.batch))
+
+
+def _let_go(device: Gpu, *launches: MutableSequence[_Step] | MutableMapping[object, _Launch]) -> None:
+    """Before what they were made of: sessions, and plans."""
+    device.drain()
+    for each in launches:
+        each.clear()
 
 
 def _is_next(name: str) -> bool:

@@ -16,7 +16,8 @@ import onnxruntime as ort
 
 from beamline.serving.backends.capture_gate import gate_of
 from beamline.serving.backends.cuda_runtime import forget_last_error
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost, wait_for_all
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
+from beamline.serving.backends.memory_messages import is_about_memory
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
 from beamline.serving.backends.placement import CPU, CUDA, RECORD, describe, misplaced, placement
@@ -34,7 +35,6 @@ STEP_REWRITES: tuple[Rewrite, ...] = (with_sizes_by_range, with_scatters_in_plac
 # cuDNN's: what they copy to the GPU comes from pinned memory that a session keeps until a run is waited for.
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _RUNS_TO_WAIT = 32  # one of so many of an encoder's or a step's with such operators is
-_NO_MEMORY = ("failed to allocate memory", "out of memory")  # what its errors say then
 # Optimisations of its own that are left out. This one makes a split again of what was one.
 _JOINS_SLICES = ("GatherSliceToSplitFusion",)
 # It moves a cast before a transposition and gives the new one no version: then no kernel is found for it (1.31).
@@ -72,7 +72,7 @@ class OnnxRuntimeCudaRunner:
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._keeping: dict[str, int] = {}  # graphs that keep pinned memory at every run: runs so far
         self._is_lost = functools.partial(is_lost, owner)
-        weakref.finalize(self, _before_they_go, self._sessions, owner)
+        weakref.finalize(self, _close, self._sessions, owner, device).atexit = False
         self._weights = Weights(folder, manifest)
         with self._weights.in_memory():
             for name, file in manifest.graphs:
@@ -106,7 +106,7 @@ class OnnxRuntimeCudaRunner:
                 forget_last_error()
                 if self._is_lost():
                     raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
-                if _is_about_memory(error):
+                if is_about_memory(str(error)):
                     raise OutOfMemory(f"GPU {self._device}: {graph} needs more memory than is left: {error}") from error
                 raise ComputeError(f"GPU {self._device}: {graph} failed: {error}") from error
 
@@ -139,14 +139,19 @@ class OnnxRuntimeCudaRunner:
         return self._sessions[graph]
 
 
-def _before_they_go(sessions: Mapping[str, ort.InferenceSession], owner: Gpu | None) -> None:
-    """Those of a lost device are kept for ever: where one is closed, ONNX Runtime 1.31 throws in a destructor, which
-    ends the process at once, and calls that wait for their answers with it. CUDA gives nothing back of a lost device
-    before the process ends."""
-    wait_for_all(owner)
-    if is_lost(owner):
+def _close(sessions: dict[str, ort.InferenceSession], owner: Gpu | None, device: int) -> None:
+    """When what they were asked for is over, and nothing is recorded: with a session go handles of cuBLAS and cuDNN,
+    which wait for the whole device then.
+
+    Those of a lost device are kept for ever: where one is closed, ONNX Runtime 1.31 throws in a destructor, which ends
+    the process at once, and calls that wait for their answers with it. CUDA gives nothing back of a lost device before
+    the process ends."""
+    if owner is not None and not owner.drain():
         for session in sessions.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+        return
+    with gate_of(device).opening():
+        sessions.clear()
 
 
 def _left_out(manifest: AnyManifest) -> tuple[str, ...]:
@@ -209,15 +214,11 @@ def open_session(
             enable_fallback=0,
         )
     except Exception as error:
-        kind = OutOfMemory if _is_about_memory(error) else ModelError
+        kind = OutOfMemory if is_about_memory(str(error)) else ModelError
         raise kind(f"{path} can't be loaded by ONNX Runtime: {error}") from error
     if place == "cuda":
         _check_placement(path, graph, session, said)
     return session
-
-
-def _is_about_memory(error: Exception) -> bool:
-    return any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 @functools.cache

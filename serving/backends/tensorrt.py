@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.capture_gate import Gate, gate_of
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec, wait_for_all
-from beamline.serving.backends.tensorrt_messages import is_about_memory, listener_of, rebuild_helps, together
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.backends.memory_messages import is_about_memory
+from beamline.serving.backends.tensorrt_messages import listener_of, rebuild_helps, together
 from beamline.serving.contract.files import read_bytes
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, Plans, plan_path, usable_plans
@@ -67,7 +68,9 @@ class TensorRtRunner:
             if key[0] != "score":  # on first use
                 self._engines[key] = self._load(key)
         self._make_room(max((each.activation_bytes for each in self._engines.values()), default=0))
-        weakref.finalize(self, wait_for_all, device)
+        for key, engine in self._engines.items():  # now, when there is memory, and nobody waits
+            self._contexts[key] = _Shared(engine.context(self._activations))
+        weakref.finalize(self, device.drain).atexit = False
         self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:
@@ -143,6 +146,7 @@ class _Shared:
     def launch(self, card: PlanCard, tensors: Mapping[str, DeviceTensor]) -> Callable[[], None]:
         def call() -> None:
             if self._bound is not tensors:
+                self._bound = None  # where that fails, by half
                 _bind(self._context, card, tensors)
                 self._bound = tensors
             _enqueue(self._context, card)
@@ -235,9 +239,9 @@ class _LibraryEngine:
         self._logger.forget()
         how = strategy
         if self._whole_graphs:
-            how = self._engine.create_runtime_config()
-            how.set_execution_context_allocation_strategy(strategy)
-            how.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            how = config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.cuda_graph_strategy = self._library.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         with self._gate.opening():
             context = self._engine.create_execution_context(how)
         if context is None:

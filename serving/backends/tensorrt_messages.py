@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from typing import Any
 
@@ -12,14 +11,6 @@ log = logging.getLogger(__name__)
 # What the library says of a plan of another release or GPU, and of something that is not a plan. Where it says anything
 # else (memory, the driver), the next plan would not load either.
 _OF_THE_PLAN = ("rebuild", "incompatible with", "version tag", "magic tag")
-# That it got no memory, in its own words, CUDA's, or its other libraries'. It speaks of memory in other troubles, too:
-# of an illegal access, or of memory that we did not give it.
-_NO_MEMORY = re.compile(
-    r"out.?of.?memory|insufficient memory|not enough (free |device |gpu )?memory|bad_alloc|alloc_failed|"
-    r"could not be allocated|(can ?not|can't|could not|couldn't|unable to|failed to) allocate|"
-    r"memory allocation.{0,40} failed|ErrorMemoryAllocation",
-    re.IGNORECASE,
-)
 _LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
 _MOST_ERRORS = 10  # that are kept
 
@@ -70,10 +61,6 @@ def _make_listener(library: Any) -> Any:
 def together(errors: list[str]) -> str:
     """The cause is not always the last of them."""
     return "; ".join(errors) or "it does not say why"
-
-
-def is_about_memory(why: str) -> bool:
-    return _NO_MEMORY.search(why) is not None
 
 
 def rebuild_helps(why: str) -> bool:

@@ -311,8 +311,8 @@ class Engine:
 
     def _launch_or_refuse(self, parts: list[HostPart]) -> None:
         """Where the device has too little memory for a step, one request at a time is refused until it has enough: the
-        one with the most edits, else the last that came. Nothing of such a step was carried on, so it can be asked for
-        again."""
+        one with the most edits, else the last that came, or, where nobody has, the longest. Nothing of such a step was
+        carried on, so it can be asked for again."""
         requests = self._scheduler.active
         while requests:
             self._fit(len(requests))
@@ -323,7 +323,8 @@ class Engine:
                 if self._prefill.give_back(self._scheduler):
                     continue
                 edits = [sum(each.edits.size + len(each.forbidden) for each in part.edits) for part in parts]
-                slot = max(range(len(requests)), key=lambda each: (edits[each], each))
+                grown = [0 if self._stats.admitted else each.search.used_entries for each in requests]
+                slot = max(range(len(requests)), key=lambda each: (edits[each], grown[each], each))
                 log.error("request %d of %s is refused: %s", requests[slot].id, self.manifest.name, error)
                 by_id = {request.id: part for request, part in zip(requests, parts, strict=True)}
                 self.completion.finish(slot, out_of_memory(), Outcome.FAILED)

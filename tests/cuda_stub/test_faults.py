@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.engine.outputs import Output
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Cancelled, ComputeError, ModelError, OutOfMemory, Overloaded, ShuttingDown
@@ -75,6 +76,18 @@ def test_out_of_memory_while_requests_run(folder: Path, runs: int | None, stub: 
         gc.collect()
         assert stub.held == before, f"allocation {number}"
     assert refused > 0
+
+
+def test_a_pool_that_has_no_memory_gives_back_what_it_keeps(stub: Stub) -> None:
+    """And is asked once more, before anybody is refused."""
+    gpu = CudaDevice(0)
+    stub.fail_allocation(1)
+    gpu.allocate(2**20)
+    assert stub.counts()["cuMemPoolTrimTo"].calls == 1
+    stub.fail_allocation(1, once=False)
+    with pytest.raises(OutOfMemory):
+        gpu.allocate(2**20)
+    stub.heal()
 
 
 def refusal(folder: Path) -> ModelError | None:

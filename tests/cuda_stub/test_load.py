@@ -49,7 +49,7 @@ def test_sessions_stay_until_their_last_run_is_over(stub: Stub, monkeypatch: pyt
     monkeypatch.setattr(CudaDevice, "finish", note)
     backend.encode([[5, 6, 7]])
     del backend
-    assert waited == [True]
+    assert set(waited) == {True}
     assert encoder() is None
 
 

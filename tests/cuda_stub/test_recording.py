@@ -64,6 +64,27 @@ def test_a_model_is_opened_when_the_recording_of_another_one_is_over(stub: Stub)
     assert "waiting for a device that records" not in stub.counts()
 
 
+def test_a_model_goes_when_the_recording_of_another_one_is_over(stub: Stub) -> None:
+    """The handles of cuBLAS and cuDNN that go with it wait for the whole device."""
+    gpu, going = CudaDevice(0), [started(FOLDER, 2, 2, 64)]
+    address = gpu.allocate(16)
+    going[0].run(no_inputs(2, 2))
+    stub.reset()
+    thread = Thread(target=going.clear)
+
+    def work() -> None:
+        thread.start()
+        come = "it comes to close a session, or has closed one"
+        eventually(lambda: gate_of(0).waiting > 0 or "cublasDestroy_v2" in stub.counts(), come)
+        gpu.zero(address, 16)
+
+    recorded = gpu.record(work)
+    thread.join()
+    assert recorded is not None
+    assert "cublasDestroy_v2" in stub.counts()
+    assert "waiting for a device that records" not in stub.counts()
+
+
 @pytest.mark.parametrize("graph", ["step", "score"])
 def test_nothing_is_recorded_while_a_session_is_opened(graph: str, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """`score` is opened when it is first needed."""

@@ -150,3 +150,17 @@ def test_uploads_of_any_size_arrive(stub: Stub) -> None:
         gpu.wait(gpu.mark())
         np.testing.assert_array_equal(host, each)
     assert "copy H2D pageable" not in stub.counts()
+
+
+def test_who_ends_a_device_leaves_the_threads_own_alone(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector of garbage may end a model on the thread of another GPU."""
+    monkeypatch.setenv("CUDA_STUB_DEVICES", "2")
+    other, gpu = CudaDevice(0), CudaDevice(1)
+    gpu.enter()
+    mine = gpu._cuda.cuCtxGetCurrent()[1]
+    assert other.drain()
+    assert int(gpu._cuda.cuCtxGetCurrent()[1]) == int(mine)
+    stub.lose(0)
+    assert not other.drain()
+    assert int(gpu._cuda.cuCtxGetCurrent()[1]) == int(mine)
+    stub.heal()

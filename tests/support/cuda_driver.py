@@ -29,6 +29,7 @@ class EmulatedCuda:
     def __init__(self) -> None:
         self.device = EmulatedDevice()
         self.calls: list[str] = []
+        self.failing: dict[str, Any] = {}  # what the next call of a name says, instead of doing it
         self._work = _Work(self.device)
 
     def __getattr__(self, name: str) -> Any:
@@ -39,6 +40,8 @@ class EmulatedCuda:
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.calls.append(name)
+            if name in self.failing:
+                return (self.failing.pop(name),)
             return _OK, *ours(*arguments)
 
         return call
@@ -101,6 +104,10 @@ class _Work:
 
     def cuMemPoolGetAttribute(self, pool: Any, attribute: Any) -> tuple[int]:
         return (self._device.memory().used,)
+
+    def cuMemPoolTrimTo(self, pool: Any, kept: int) -> tuple[()]:
+        assert (pool, kept) == (_POOL, 0)
+        return ()
 
     def cuMemPoolDestroy(self, pool: Any) -> tuple[()]:
         return ()

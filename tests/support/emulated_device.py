@@ -92,6 +92,10 @@ class EmulatedDevice:
         while self._queue:
             self._queue.pop(0)()
 
+    def drain(self) -> bool:
+        self.finish()
+        return True
+
     def upload(self, address: int, array: NDArray[Any]) -> None:
         if not array.flags.c_contiguous:
             raise Refused("an array with gaps can't be copied in one piece")

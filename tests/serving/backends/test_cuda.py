@@ -283,16 +283,36 @@ def test_too_little_memory_is_told_from_other_trouble_with_memory(
     gpu = CudaDevice(0)
     library = EmulatedLibrary(cuda.device, found.folder, gpu.stream)
     runtime = LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
-    graphs = GpuGraphs(gpu, TensorRtRunner(found.folder, found.manifest, gpu, runtime))
     feeds = {"source": np.array([[5, 6]]), "source_mask": np.ones((1, 2), np.bool_)}
-    for doing in ("make an execution context", "run it"):
+
+    def runner() -> TensorRtRunner:
+        return TensorRtRunner(found.folder, found.manifest, gpu, runtime)
+
+    graphs = GpuGraphs(gpu, runner())
+    attempts = {"make an execution context": runner, "run it": lambda: graphs.run("encoder", feeds)}
+    for doing, attempt in attempts.items():
         library.trouble = said
         with pytest.raises((OutOfMemory, ComputeError), match=f"could not {doing}: {re.escape(said)}") as refused:
-            graphs.run("encoder", feeds)
+            attempt()
         assert type(refused.value) is kind
         library.trouble = None
-        graphs.run("encoder", feeds)
+        attempt()
     gpu.finish()
+
+
+def test_a_recording_for_which_there_is_no_memory(plain_model: MarianShape, tmp_path: Path, cuda: EmulatedCuda) -> None:
+    """What it recorded is asked for without it: cuBLAS may have recorded that it takes memory."""
+    scores = []
+    for fails in (False, True):
+        backend = prepared(plain_model, tmp_path / str(fails), "tensorrt", "float32", cuda).backend().backend
+        test_gpu.started(backend, 2, 4, 64)
+        for _ in range(4):
+            backend.run(test_gpu.no_inputs(2, 4))
+        if fails:
+            cuda.failing["cuGraphLaunch"] = cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+        scores.append([backend.run(test_gpu.no_inputs(2, 4)).candidate_scores.copy() for _ in range(3)])
+    assert not cuda.failing
+    np.testing.assert_array_equal(scores[0], scores[1])
 
 
 def test_signatures_are_read_from_the_bindings() -> None:

@@ -27,11 +27,11 @@ from beamline.serving.contract.manifest import PooledManifest, StateKind, read_a
 from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Scores
+from beamline.serving.engine.outputs import Result, Scores
 from beamline.serving.engine.request import Request
-from beamline.serving.errors import ComputeError, InvalidRequest, ModelError, OutOfMemory
+from beamline.serving.errors import ComputeError, InvalidRequest, ModelError, OutOfMemory, Overloaded
 from tests.support.emulated_device import EmulatedDevice, Refused
-from tests.support.emulator import EmulatedRuntime, emulated_backend, write_emulated_plans
+from tests.support.emulator import EmulatedContext, EmulatedRuntime, emulated_backend, write_emulated_plans
 from tests.support.engines import decode, make_engine, results, slot_views, step
 from tests.support.language_models import ConvertedLanguageModel
 from tests.support.marian_shape import MAX_LENGTH, PAD, MarianShape
@@ -247,11 +247,16 @@ def test_a_context_stays_until_its_last_run_is_over(planned: MarianShape) -> Non
     device.finish()  # it refuses work whose execution context is gone
 
 
+SHARED = 4  # contexts
+
+
 def with_context_limit(model: MarianShape, most: int | None) -> tuple[GpuBackend, EmulatedRuntime, EmulatedDevice]:
-    """Two requests are in their slots. The encoder and the step have a context each that launches share."""
+    """Two requests are in their slots. The encoder's plan and the step's three have a context each that launches
+    share."""
     backend, runner, device = emulated_backend(model.folder, model.manifest)
     runtime = runner._runtime
     assert isinstance(runtime, EmulatedRuntime)
+    assert len(runtime.alive) == SHARED
     runtime.most_contexts = most
     backend.allocate(2, Shape(2, 4, 128, 32))
     backend.resize(Shape(2, 2, 48, 8), 0)
@@ -264,13 +269,13 @@ def test_a_context_of_its_own_is_made_for_a_shape_that_recurs(planned: MarianSha
     backend, runtime, device = with_context_limit(planned, None)
     for edits in range(6):
         backend.run(edited(2, 2, edits))
-    assert (runtime.contexts, device.recorded) == (2, 0)
+    assert (runtime.contexts, device.recorded) == (SHARED, 0)
     for _ in range(3):
         backend.run(edited(2, 2, 5))
-    assert (runtime.contexts, device.recorded, device.replayed) == (3, 1, 1)
+    assert (runtime.contexts, device.recorded, device.replayed) == (SHARED + 1, 1, 1)
 
 
-@pytest.mark.parametrize(("most", "replayed"), [(None, True), (4, True), (3, True), (2, False)])
+@pytest.mark.parametrize(("most", "replayed"), [(None, True), (SHARED + 2, True), (SHARED + 1, True), (SHARED, False)])
 def test_too_little_memory_for_contexts_refuses_nobody(planned: MarianShape, most: int | None, replayed: bool) -> None:
     """Those that were not used for the longest time go, and at last launches share one. Steps run ahead."""
     backend, runtime, device = with_context_limit(planned, most)
@@ -288,17 +293,88 @@ def test_too_little_memory_for_contexts_refuses_nobody(planned: MarianShape, mos
 
 
 def test_contexts_make_room_for_another_plan(planned: MarianShape) -> None:
-    backend, runtime, _ = with_context_limit(planned, 3)
+    backend, runtime, _ = with_context_limit(planned, SHARED + 1)
     for _ in range(3):
         backend.run(nothing(2, 2))
-    assert len(runtime.alive) == 3
+    assert len(runtime.alive) == SHARED + 1
     backend.resize(Shape(2, 2, 128, 8), 2)
     for _ in range(4):
         backend.run(nothing(2, 2))
-    assert len(runtime.alive) == 3  # that of the short plan went, and this one's launches share one
-    backend, _, _ = with_context_limit(planned, 1)  # of the encoder
+    assert len(runtime.alive) == SHARED + 1  # that of the short plan went
+
+
+def test_contexts_that_launches_share_are_made_at_load(planned: MarianShape) -> None:
+    """Not when the first request needs a longer cache: by then there may be no memory for them."""
+    device = EmulatedDevice()
+    runtime = EmulatedRuntime(device, planned.folder)
+    runtime.most_contexts = SHARED - 1
     with pytest.raises(OutOfMemory):
-        backend.run(nothing(2, 2))
+        TensorRtRunner(planned.folder, planned.manifest, device, runtime)
+
+
+def test_a_context_that_was_bound_by_half_is_bound_anew(planned: MarianShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _, _ = with_context_limit(planned, SHARED)
+    backend.run(nothing(2, 2))
+    expected = backend.run(nothing(2, 2)).candidate_scores.copy()
+    again, _, _ = with_context_limit(planned, SHARED)
+    again.run(nothing(2, 2))
+    set_address = EmulatedContext.set_address
+
+    def picky(context: EmulatedContext, name: str, address: int) -> bool:
+        return name != "scores" and set_address(context, name, address)
+
+    monkeypatch.setattr(EmulatedContext, "set_address", picky)
+    with pytest.raises(ComputeError, match="refused the address of scores"):
+        again.run(edited(2, 2, 1))
+    again.forget_launches()
+    monkeypatch.setattr(EmulatedContext, "set_address", set_address)
+    np.testing.assert_array_equal(again.run(nothing(2, 2)).candidate_scores, expected)
+
+
+def big_launches_fail(runner: GraphRunner, rows: int) -> None:
+    """There is too little memory for a step of so many."""
+    prepare = runner.prepare
+
+    def limited(graph: str, tensors: dict[str, DeviceTensor], keep: bool = False) -> object:
+        if graph == "step" and tensors["tokens"].shape[0] >= rows:
+            raise OutOfMemory("too many rows")
+        return prepare(graph, tensors, keep)
+
+    runner.prepare = limited  # type: ignore[method-assign, assignment]
+
+
+def test_nobody_is_refused_for_idle_rows(planned: MarianShape) -> None:
+    """A step of seven is padded to eight, for which there may be too little memory."""
+    requests = [([5, 6, 7 + n], replace(BEAM, min_length=20, max_length=24)) for n in range(9)]
+    expected = results(decode(make_engine(planned.folder, planned.manifest), requests))
+    backend, runner, _ = emulated_backend(planned.folder, planned.manifest)
+    big_launches_fail(runner, 8)
+    plan = replace(Plan.of(planned.manifest, 16), cache_buckets=runner.plans.cache_buckets)
+    engine = Engine(planned.manifest, backend, plan, max_queue=100)
+    answers = decode(engine, requests)
+    refused = [answer for answer in answers if isinstance(answer, Exception)]
+    assert [type(error) for error in refused] == [Overloaded] * 2
+    for found, wanted in zip(answers, expected, strict=True):
+        if isinstance(found, Result):
+            assert [each.tokens for each in found.hypotheses] == [each.tokens for each in wanted.hypotheses]
+
+
+def test_who_needs_the_longest_cache_is_refused_where_nobody_has_just_come(planned: MarianShape) -> None:
+    backend, runner, _ = emulated_backend(planned.folder, planned.manifest)
+    prepare = runner.prepare
+
+    def limited(graph: str, tensors: dict[str, DeviceTensor], keep: bool = False) -> object:
+        if graph == "step" and tensors["ancestry"].shape[2] > 48:
+            raise OutOfMemory("too long a cache")
+        return prepare(graph, tensors, keep)
+
+    runner.prepare = limited  # type: ignore[method-assign, assignment]
+    plan = replace(Plan.of(planned.manifest, 8), cache_buckets=runner.plans.cache_buckets)
+    engine = Engine(planned.manifest, backend, plan, max_queue=100)
+    long, short = replace(BEAM, min_length=MAX_LENGTH - 1), replace(BEAM, max_length=8)
+    answers = decode(engine, [([5, 6, 7 + number % 9], short if number else long) for number in range(41)], stagger=1)
+    assert isinstance(answers[0], Overloaded)
+    assert len(results(answers[1:])) == 40
 
 
 def test_activations_of_all_plans_share_the_memory_of_the_largest(planned: MarianShape) -> None:

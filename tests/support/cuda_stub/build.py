@@ -22,6 +22,8 @@ KERNELS = ROOT / "serving" / "backends" / "kernels"
 _FLAGS = ("-O1", "-g", "-fPIC", "-shared", "-w", "-Wl,-rpath,$ORIGIN")
 # What creates something gives a handle back; all else is content.
 _CREATES = re.compile(r"(Create_v2|LtCreate|DescCreate|PreferenceCreate|LayoutCreate|^cudnnCreate\w*|CreateGenerator)$")
+# As their documentation says, these wait for the whole device.
+_WAITING = frozenset({"cublasDestroy_v2", "cublasLtDestroy", "cudnnDestroy"})
 
 
 class NotHere(Exception):
@@ -98,6 +100,9 @@ def _generated(names: set[str]) -> str:
     for name in sorted(names):
         if _CREATES.search(name):
             lines.append(f"int {name}(void **made) {{ NOTE(0); *made = calloc(1, 4096); library_holds(1); return 0; }}")
+        elif name in _WAITING:
+            free = "if (made) library_holds(-1), free(made)"
+            lines.append(f"int {name}(void *made) {{ NOTE(0); int e = wait_for_device(__func__); {free}; return e; }}")
         elif "Destroy" in name and _CREATES.search(name.replace("Destroy", "Create")):
             lines.append(f"int {name}(void *made) {{ NOTE(0); if (made) library_holds(-1), free(made); return 0; }}")
         elif re.search(r"(StatusName|StatusString)$", name):
