@@ -17,6 +17,7 @@ import onnxruntime as ort
 from beamline.serving.backends.capture_gate import gate_of
 from beamline.serving.backends.cuda_runtime import forget_last_error
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
+from beamline.serving.backends.late_graphs import LateGraphs
 from beamline.serving.backends.memory_messages import is_about_memory
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
 from beamline.serving.backends.onnxruntime_tensors import bind, graph_spec, read_graph
@@ -70,6 +71,7 @@ class OnnxRuntimeCudaRunner:
         self._place = place
         self._providers: list[Any] = [CPU] if place == "cpu" else [(CUDA, provider_options(device, stream, options))]
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._late = LateGraphs()
         self._keeping: dict[str, int] = {}  # graphs that keep pinned memory at every run: runs so far
         self._is_lost = functools.partial(is_lost, owner)
         weakref.finalize(self, _close, self._sessions, owner, device).atexit = False
@@ -121,22 +123,25 @@ class OnnxRuntimeCudaRunner:
 
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:
-            file = dict(self._manifest.graphs)[graph]
-            assert file is not None
-            path, without = self._folder / file.file, _left_out(self._manifest)
-            rewrites = (*REWRITES, *STEP_REWRITES) if graph == "step" else REWRITES
-            try:
-                with self._weights.in_memory(), gate_of(self._device).opening():
-                    opened = open_session(path, self._providers, self._place, without, self._weights, rewrites)
-            except Exception as error:
-                forget_last_error()
-                if self._is_lost():  # ONNX Runtime may call that too little memory
-                    raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
-                raise
-            self._sessions[graph] = opened
+            with self._late.opening(graph):
+                self._sessions[graph] = opened = self._open(graph)
             if self._place == "cuda" and any(node.op_type in _RECURRENT for node in placement(opened)):
                 self._keeping[graph] = 0
         return self._sessions[graph]
+
+    def _open(self, graph: str) -> ort.InferenceSession:
+        file = dict(self._manifest.graphs)[graph]
+        assert file is not None
+        path, without = self._folder / file.file, _left_out(self._manifest)
+        rewrites = (*REWRITES, *STEP_REWRITES) if graph == "step" else REWRITES
+        try:
+            with self._weights.in_memory(), gate_of(self._device).opening():
+                return open_session(path, self._providers, self._place, without, self._weights, rewrites)
+        except Exception as error:
+            forget_last_error()
+            if self._is_lost():  # ONNX Runtime may call that too little memory
+                raise DeviceLost(f"GPU {self._device} is lost: {error}") from error
+            raise
 
 
 def _close(sessions: dict[str, ort.InferenceSession], owner: Gpu | None, device: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from beamline.serving.backends.capture_gate import Gate, gate_of
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.backends.late_graphs import LateGraphs
 from beamline.serving.backends.memory_messages import is_about_memory
 from beamline.serving.backends.tensorrt_messages import listener_of, rebuild_helps, together
 from beamline.serving.contract.files import read_bytes
@@ -62,6 +63,7 @@ class TensorRtRunner:
         self.max_slots: int | None = self.plans.max_slots
         self._engines: dict[tuple[str, int | None], Engine] = {}
         self._contexts: dict[tuple[str, int | None], _Shared] = {}
+        self._late = LateGraphs()
         self._activations = 0
         self._activation_bytes = 0
         for key in self.plans.cards:
@@ -119,8 +121,9 @@ class TensorRtRunner:
 
     def _engine(self, key: tuple[str, int | None]) -> Engine:
         if key not in self._engines:
-            engine = self._load(key)
-            self._make_room(engine.activation_bytes)
+            with self._late.opening(key[0]):
+                engine = self._load(key)
+                self._make_room(engine.activation_bytes)
             self._engines[key] = engine
         return self._engines[key]
 

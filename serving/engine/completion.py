@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from beamline.serving.contract.backend import Backend
 from beamline.serving.contract.stats import Outcome
-from beamline.serving.engine.outputs import Answer, Result, Timings
+from beamline.serving.engine.outputs import Answer, Result, Timings, out_of_memory
 from beamline.serving.engine.queue import WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request
 from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.engine.scoring import aligned
-from beamline.serving.errors import ComputeError, DeviceLost, InvalidRequest
+from beamline.serving.errors import ComputeError, DeviceLost, InvalidRequest, OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,9 @@ class Completion:
                 hypotheses = tuple(aligned(self._backend, request, each, start) for each in hypotheses)
         except DeviceLost:
             raise
+        except OutOfMemory as error:
+            log.error("request %d of %s is refused its alignment: %s", request.id, self._name, error)
+            return self.finish(slot, out_of_memory(), Outcome.FAILED)
         except Exception:
             log.exception("aligning request %d failed", request.id)
             return self.finish(slot, ComputeError("the alignment failed"), Outcome.FAILED)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from beamline.serving.errors import ModelError
 
@@ -68,9 +68,15 @@ class LoadingThread:
             self._jobs = _started()
             raise LoadTooLong(f"it took longer than {self._limit:g} seconds, and was given up") from None
 
-    def give_memory_back(self) -> None:
-        """When there is nothing else to do."""
-        self._jobs.put(give_memory_back)
+    def drop(self, last: list[Any]) -> None:
+        """Clears a list of what nobody else refers to any more, when there is nothing else to do, and gives the memory
+        back: to end a model may wait for a GPU, and nobody's call should wait with it."""
+
+        def job() -> None:
+            last.clear()
+            give_memory_back()
+
+        self._jobs.put(job)
 
     def stop(self) -> None:
         """When the job that runs now is over."""

@@ -339,7 +339,7 @@ class ModelManager:
         finally:
             self._loader.loads.labels(outcome).inc()
             self._loading = None
-            self._thread.give_memory_back()
+            self._thread.drop([])
 
     def _candidates(
         self, wanted: Versions, on_disk: dict[int, ModelVersion], problems: dict[str, str]
@@ -393,18 +393,20 @@ class ModelManager:
 
     def _retire(self, model: Model) -> None:
         """No call uses it any more."""
-        loop = asyncio.get_running_loop()
+        loop, going = asyncio.get_running_loop(), [model]
 
         def gone() -> None:  # on the engine's thread
             with suppress(RuntimeError):  # the loop is closed: nobody cares
-                loop.call_soon_threadsafe(self._forget, model)
+                loop.call_soon_threadsafe(self._forget, going)
 
         self._driver.retire(self._leaving[model].engine, gone)
 
-    def _forget(self, model: Model) -> None:
-        label = self._leaving.pop(model).label
+    def _forget(self, going: list[Any]) -> None:
+        """No variable here has the model for itself, and so the event loop never ends it."""
+        label = self._leaving[going[0]].label
+        going[0] = self._leaving.pop(going[0])
         self._loader.has_it_now(label, next((model for model in self.everything() if model.label == label), None))
-        self._thread.give_memory_back()
+        self._thread.drop(going)
 
 
 async def _nothing() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from beamline.serving.backends import onnxruntime_cuda
 from beamline.serving.backends.cuda import CudaDevice
+from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output
+from beamline.serving.engine.request import Request, deliver
 from beamline.serving.engine.thread import EngineThread
 from beamline.serving.errors import Cancelled, ComputeError, ModelError, OutOfMemory, Overloaded, ShuttingDown
 from beamline.serving.models.engines import plan_that_fits
@@ -88,6 +92,32 @@ def test_a_pool_that_has_no_memory_gives_back_what_it_keeps(stub: Stub) -> None:
     with pytest.raises(OutOfMemory):
         gpu.allocate(2**20)
     stub.heal()
+
+
+def test_scores_for_which_there_is_no_memory(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their graph is opened when it is needed; where that can't be, all weights are not read again for each request."""
+    engine = load(MODELS / "transformer" / "float32")
+    opened, original = list[str](), onnxruntime_cuda.open_session
+
+    def counted(path: Path, *rest: Any) -> Any:
+        opened.append(path.stem)
+        return original(path, *rest)
+
+    monkeypatch.setattr(onnxruntime_cuda, "open_session", counted)
+    stub.fail_allocation(1, once=False)
+    answers: list[Output] = []
+    for _ in range(3):
+        engine.submit(Request((5, 6, 7), None, answers.append, target=(1, 2), labels=(2, 3)))
+        while engine.busy:
+            deliver(engine.step())
+    stub.heal()
+    aligning = DecodingOptions(beam_size=2, num_hypotheses=1, max_length=4, return_alignment=True)
+    engine.submit(Request((5, 6, 7), aligning, answers.append))
+    while engine.busy:
+        deliver(engine.step())
+    assert {type(answer) for answer in answers} == {Overloaded}
+    assert len(answers) == 4
+    assert opened == ["score"]
 
 
 def refusal(folder: Path) -> ModelError | None:

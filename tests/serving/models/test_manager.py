@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from beamline.serving.models.repository import _AGAIN as AGAIN
 from beamline.serving.models.repository import Repository
 from beamline.serving.models.watcher import Watcher
 from tests.serving.disk import unreadable, write_version
-from tests.serving.doubles import EngineDouble, connected, running
+from tests.serving.doubles import EngineDouble, connected, eventually, running
 from tests.serving.models.managed import looked, serving
 
 HELLO = pb.TranslateRequest(model="de", inputs=[pb.Input(text="hello")])
@@ -326,6 +328,21 @@ async def test_an_unloaded_model_finishes_and_is_gone(tmp_path: Path) -> None:
         await this.manager.load("de")
         assert 'beamline_slots{model="de"} 4.0' in this.server.metrics.exposition().decode()
         assert await this.version() == "1"
+
+
+async def test_a_model_ends_on_the_loading_thread(tmp_path: Path) -> None:
+    """To close what it has may wait for a GPU, and on the event loop every call would wait with it."""
+    write_version(tmp_path, "de", 1)
+    ended: list[str] = []
+    async with serving(tmp_path) as this:
+        assert await this.version() == "1"
+        [served] = this.manager.everything()
+        weakref.finalize(served.model, lambda: ended.append(threading.current_thread().name))
+        del served
+        await this.manager.unload("de")
+        await this.manager._thread.run(lambda: None)  # whatever came before is over
+        await eventually(lambda: bool(ended))
+    assert ended == ["loading"]
 
 
 async def test_without_its_last_model_a_server_is_not_ready_but_says_why(tmp_path: Path) -> None:

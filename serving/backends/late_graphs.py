@@ -1,0 +1,41 @@
+"""Graphs that are opened when they are first needed, such as that of scores: between two steps, on the thread that all
+models of a GPU share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from beamline.serving.errors import BeamlineError, DeviceLost
+
+_AGAIN_AFTER = 60.0  # seconds
+
+
+class _Refused(NamedTuple):
+    until: float
+    kind: type[BeamlineError]
+    why: str
+
+
+class LateGraphs:
+    """Where one can't be opened, for want of memory, say, that is not tried again for each request: it reads all
+    weights, for seconds, in which nobody decodes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[str, _Refused] = {}
+
+    @contextmanager
+    def opening(self, graph: str) -> Iterator[None]:
+        refused = self._refused.get(graph)
+        if refused is not None and self._clock() < refused.until:
+            raise refused.kind(refused.why)
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except BeamlineError as error:
+            self._refused[graph] = _Refused(self._clock() + _AGAIN_AFTER, type(error), str(error))
+            raise
