@@ -321,7 +321,9 @@ class CudaDevice:
 
     def _new_event(self, timed: bool) -> Any:
         flags = self._cuda.CUevent_flags
-        return self._check(self._cuda.cuEventCreate(flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING))
+        kind = flags.CU_EVENT_DEFAULT if timed else flags.CU_EVENT_DISABLE_TIMING
+        self._owned.made_events.append(self._check(self._cuda.cuEventCreate(kind)))
+        return self._owned.made_events[-1]
 
     def wait(self, mark: Mark) -> None:
         self.enter()

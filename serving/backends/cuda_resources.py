@@ -47,6 +47,7 @@ class Owned:
         # Nobody needs it any more. Pinned memory with the number of marks that were made by then, or -1: not known yet.
         self.unused: deque[tuple[int, int | None]] = deque()
         self.events: dict[bool, list[Any]] = {False: [], True: []}  # that nobody waits for; timed ones apart
+        self.made_events: list[Any] = []  # all of them
         self.graphs: set[int] = set()
         self.module: Any = None
 
@@ -78,7 +79,7 @@ class Owned:
         driver = self._cuda
         for executable in list(self.graphs):
             self.end_graph(driver.CUgraphExec(executable))
-        for event in (*self.events[False], *self.events[True]):
+        for event in self.made_events:
             self._ended(driver.cuEventDestroy(event))
         for address in self.addresses:
             self._ended(driver.cuMemFreeAsync(address, self._stream))

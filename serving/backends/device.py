@@ -8,6 +8,7 @@ later, in the order of asking, and the host waits only where it calls `wait`. `c
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -178,6 +179,14 @@ class DeviceTensor:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * item_bytes(self.dtype)
+
+
+class Allocation:
+    """Memory of a device that lives as long as somebody points to this."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.address = device.allocate(aligned(max(1, nbytes)))
+        weakref.finalize(self, device.free, self.address)
 
 
 Tensors = dict[str, DeviceTensor]

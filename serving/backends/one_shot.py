@@ -3,7 +3,6 @@ classify or embed."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.backends.device import (
+    Allocation,
     DeviceTensor,
     Gpu,
     GraphRunner,
@@ -22,14 +22,6 @@ from beamline.serving.backends.device import (
 )
 
 _LEAST_RESULTS = 64 * 2**10  # bytes of pinned memory
-
-
-class _Owner:
-    """Device memory that lives as long as somebody points to this."""
-
-    def __init__(self, device: Gpu, nbytes: int) -> None:
-        self.address = device.allocate(aligned(max(1, nbytes)))
-        weakref.finalize(self, device.free, self.address)
 
 
 class GpuGraphs:
@@ -103,7 +95,7 @@ class GpuGraphs:
         for name, (dtype, shape) in wanted.items():
             places[name] = end
             end += aligned(DeviceTensor(0, dtype, shape).nbytes)
-        owner = _Owner(self._device, end)
+        owner = Allocation(self._device, end)
         tensors = {
             name: DeviceTensor(owner.address + places[name], dtype, shape) for name, (dtype, shape) in wanted.items()
         }

@@ -17,6 +17,7 @@ import onnxruntime as ort
 from beamline.serving.backends.capture_gate import gate_of
 from beamline.serving.backends.cuda_runtime import forget_last_error
 from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
+from beamline.serving.backends.device_weights import DeviceWeights
 from beamline.serving.backends.late_graphs import LateGraphs
 from beamline.serving.backends.memory_messages import is_about_memory
 from beamline.serving.backends.onnxruntime_cpu import Rewrite
@@ -76,6 +77,7 @@ class OnnxRuntimeCudaRunner:
         self._is_lost = functools.partial(is_lost, owner)
         weakref.finalize(self, _close, self._sessions, owner, device).atexit = False
         self._weights = Weights(folder, manifest)
+        self._device_weights = None if owner is None else DeviceWeights(owner, place, device)
         with self._weights.in_memory():
             for name, file in manifest.graphs:
                 if file is not None and name != "score":  # on first use
@@ -136,7 +138,9 @@ class OnnxRuntimeCudaRunner:
         rewrites = (*REWRITES, *STEP_REWRITES) if graph == "step" else REWRITES
         try:
             with self._weights.in_memory(), gate_of(self._device).opening():
-                return open_session(path, self._providers, self._place, without, self._weights, rewrites)
+                return open_session(
+                    path, self._providers, self._place, without, self._weights, rewrites, self._device_weights
+                )
         except Exception as error:
             forget_last_error()
             if self._is_lost():  # ONNX Runtime may call that too little memory
@@ -192,8 +196,10 @@ def open_session(
     without: Sequence[str] = (),
     weights: Weights | None = None,
     rewrites: Sequence[Rewrite] = (),
+    device_weights: DeviceWeights | None = None,
 ) -> ort.InferenceSession:
-    """`without` are optimisations of ONNX Runtime's that are left out. A graph without `weights` has all it needs."""
+    """`without` are optimisations of ONNX Runtime's that are left out. A graph without `weights` has all it needs; of
+    those, `device_weights` are shared by all sessions that are given the same ones."""
     settings = ort.SessionOptions()
     settings.log_severity_level = 2
     settings.enable_mem_pattern = False  # shapes change from step to step
@@ -210,6 +216,8 @@ def open_session(
             graph = rewrite(graph)
         if weights is not None:
             weights.hand_over(graph, settings)
+            if device_weights is not None:
+                device_weights.hand_over(graph, weights.content(), settings)
         # By itself it would print an error of CUDA's and try again on the CPU.
         session = ort.InferenceSession(
             graph.SerializeToString(),
@@ -218,6 +226,8 @@ def open_session(
             disabled_optimizers=list(without),
             enable_fallback=0,
         )
+    except OutOfMemory:
+        raise
     except Exception as error:
         kind = OutOfMemory if is_about_memory(str(error)) else ModelError
         raise kind(f"{path} can't be loaded by ONNX Runtime: {error}") from error

@@ -15,6 +15,7 @@ from beamline.serving.errors import ModelError
 
 # The numbers of the types, because NumPy has no bfloat16.
 _ONNX_TYPES = {"float32": 1, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+_TYPE_NAMES = {number: name for name, number in _ONNX_TYPES.items()}
 _NAMES = {"tensor(float)": "float32"}
 
 
@@ -24,6 +25,11 @@ def read_graph(path: Path) -> onnx.ModelProto:
         return onnx.load_model_from_string(read_bytes(path))
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
+
+
+def dtype_of(data_type: int) -> str | None:
+    """By its number; None where none of our tensors has it."""
+    return _TYPE_NAMES.get(data_type)
 
 
 def graph_spec(session: ort.InferenceSession) -> GraphSpec:

@@ -55,12 +55,13 @@ class Weights:
         if names - {self._path.name}:
             raise ModelError(f"its weights are in {', '.join(sorted(names))}, not in {self._path.name} alone")
         if names:
-            content = self._read()
+            content = self.content()
             options.add_external_initializers_from_files_in_memory([self._path.name], [content], [content.nbytes])
             # Else what was copied, and is not needed any more when it has its own layout, stays with the runtime.
             options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
-    def _read(self) -> NDArray[np.uint8]:
+    def content(self) -> NDArray[np.uint8]:
+        """Of the whole file, within `in_memory`."""
         if self._content is None:
             content = _read(self._path)
             if hashlib.sha256(content.data).hexdigest() != self._sha256:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from beamline.serving.backends.cuda import CudaDevice
+from beamline.serving.backends.device_weights import DeviceWeights
 from beamline.serving.backends.factory import make_pooled
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from beamline.serving.backends.placement import placement
@@ -33,6 +34,27 @@ def test_a_version_loads_runs_and_goes(folder: Path, stub: Stub) -> None:
     del backend
     gc.collect()
     assert stub.held == before
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_weights_are_on_the_gpu_once(precision: str, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many graphs read them; by itself each session has a copy of its own."""
+    folder = MODELS / "language" / precision
+    manifest = read_manifest(folder)
+
+    def taken() -> int:
+        gpu = CudaDevice(0)
+        before = stub.held.device_bytes[0]
+        runner = OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, owner=gpu)
+        runner.spec("score")
+        return stub.held.device_bytes[0] - before
+
+    once = taken()
+    monkeypatch.setattr(DeviceWeights, "hand_over", lambda *arguments: None)
+    gc.collect()
+    each = taken()
+    assert once < 1.5 * manifest.weights.bytes
+    assert each > 2.5 * manifest.weights.bytes
 
 
 def test_sessions_stay_until_their_last_run_is_over(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

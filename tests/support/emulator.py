@@ -210,5 +210,5 @@ def emulated_backend(
 def emulated_cuda_backend(folder: Path, manifest: Manifest) -> GpuBackend:
     """The runner of ONNX Runtime's CUDA provider, with the CPU provider behind it."""
     device = EmulatedDevice()
-    runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch)
+    runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch, owner=device)
     return GpuBackend(manifest, device, runner)

@@ -65,7 +65,7 @@ def on_device(cuda: EmulatedCuda, folder: Path, manifest: AnyManifest, kind: str
     gpu = CudaDevice(0)
     if kind == "cuda":
         launch = cuda.device.launch
-        return gpu, OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, place="cpu", launch=launch)
+        return gpu, OnnxRuntimeCudaRunner(folder, manifest, 0, gpu.stream, place="cpu", launch=launch, owner=gpu)
     library = EmulatedLibrary(cuda.device, folder, gpu.stream)
     return gpu, TensorRtRunner(
         folder, manifest, gpu, LibraryRuntime(library, MODULE, gpu.number, gpu.stream, CAPABILITY)
