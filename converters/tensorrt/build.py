@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from beamline.converters.version.atomic_write import write_whole
 from beamline.serving.contract.manifest import AnyManifest, File
 from beamline.serving.contract.tensorrt_plans import PlanCard, PlanTensor, ShapeRange, plan_stem
 from beamline.serving.errors import ConversionError
+
+log = logging.getLogger(__name__)
 
 CURRENT = "current"  # the GPU that is there
 # Operators that must have become one layer each: decomposed into others, they would be slow or copy the cache.
@@ -79,10 +82,16 @@ def build(
     kinds = Counter(layer.type.name for layer in layers)
     _expect_layers(graph, kinds)
     cache = _timing_cache(config, library, timing_cache)
-    said.parsing = False
-    plan = builder.build_serialized_network(network, config)
-    if plan is None or said.problems():
-        raise BuildFailure(f"{graph.path} ({capability})", said.problems() or ["TensorRT gave no reason"])
+    with said.during("building"):
+        plan = builder.build_serialized_network(network, config)
+    title = f"{graph.path} ({capability})"
+    if plan is None:
+        raise BuildFailure(title, [*said.problems(), *said.tactics] or ["TensorRT gave no reason"])
+    if said.problems():
+        raise BuildFailure(title, said.problems())
+    if said.tactics:
+        count, first = len(said.tactics), said.tactics[0]
+        log.warning("%s: built without some kernels; TensorRT reported %d errors, the first: %s", title, count, first)
     if cache is not None and timing_cache is not None:
         write_whole(timing_cache, bytes(config.get_timing_cache().serialize()))
     return Built(
@@ -106,7 +115,8 @@ def _parse(graph: Graph, library: Library, builder: Any, logger: Any, said: Buil
     trt = library.module
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    parsed = parser.parse(graph.model.SerializeToString(), str(graph.path))
+    with said.during("parsing"):
+        parsed = parser.parse(graph.model.SerializeToString(), str(graph.path))
     if not parsed or said.problems():
         errors = [str(parser.get_error(number)) for number in range(parser.num_errors)]
         raise BuildFailure(str(graph.path), errors or said.problems() or ["TensorRT gave no reason"])

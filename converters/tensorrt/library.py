@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from beamline.serving.errors import ConversionError
 from beamline.version import install_hint
@@ -13,6 +15,12 @@ from beamline.version import install_hint
 # It says this of every int64 tensor. We bind them as int64, so there is nothing to make sure of.
 _HARMLESS = re.compile(r"Make sure (input|output) \S+ has Int64 binding")
 _UNUSED = re.compile(r"unused input", re.IGNORECASE)
+# Kernels ("tactics") that could not be measured, or for which the GPU had no memory just then. TensorRT reports them as
+# errors, and builds the plan of the others.
+_TACTICS = re.compile(
+    r"skipping tactic|tactic device request|out.?of.?memory|insufficient memory|memory .{0,40}could not be allocated",
+    re.IGNORECASE,
+)
 _ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+) bytes")
 
 
@@ -46,20 +54,33 @@ def find_library(wanted: str | None = None) -> Library:
     )
 
 
+Stage = Literal["preparing", "parsing", "building"]
+
+
 @dataclass
 class BuildLog:
-    """What was said while one plan was built."""
+    """What was said while one plan was built. What a message means depends on what was being done."""
 
-    parsing: bool = True
-    warnings: list[str] = field(default_factory=list)  # while parsing
+    stage: Stage = "preparing"
+    warnings: list[str] = field(default_factory=list)  # of the parser; others are about the driver or the GPU
     unused: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    tactics: list[str] = field(default_factory=list)  # errors that only matter where there is no plan
     activation_bytes: int | None = None
+
+    @contextlib.contextmanager
+    def during(self, stage: Stage) -> Iterator[None]:
+        before, self.stage = self.stage, stage
+        try:
+            yield
+        finally:
+            self.stage = before
 
     def hear(self, severity: str, message: str) -> None:
         if severity in ("INTERNAL_ERROR", "ERROR"):
-            self.errors.append(message)
-        elif severity == "WARNING" and self.parsing and not _HARMLESS.search(message):
+            tactic = self.stage == "building" and _TACTICS.search(message)
+            (self.tactics if tactic else self.errors).append(message)
+        elif severity == "WARNING" and self.stage == "parsing" and not _HARMLESS.search(message):
             self.warnings.append(message)
         if _UNUSED.search(message):
             self.unused.append(message)
