@@ -72,6 +72,7 @@ def build(
     network = _parse(graph, library, builder, logger, said)
     _check_types(graph, network)
     config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # set by default; float32 means float32, as with ONNX Runtime
     if library.ahead_of_time:
         # It allocates nothing when it runs, so that it can be recorded, or is refused here. tensorrt has no such flag.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
@@ -230,6 +231,7 @@ def save(
         build_seconds=round(built.seconds, 3),
         activation_bytes=built.activation_bytes,
         layers=built.layers,
+        tf32=False,
     )
     folder.mkdir(exist_ok=True)
     (folder / f"{stem}.json").unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """The TensorRT plans of a model version: `engines/<graph>[-c<bucket>]-sm<capability>.<module>.plan`, each with a card.
 
 A plan is opaque: nothing in it says which graph it was made from. Its card does, so a plan that is stale (its graph has
-changed) or foreign (made by another release, or for another GPU) is refused with a sentence instead of giving wrong
-numbers.
+changed, or the way in which we build) or foreign (made by another release, or for another GPU) is refused with a
+sentence instead of giving wrong numbers.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class PlanCard(Record):
     build_seconds: float
     activation_bytes: int | None = None  # what the builder says an execution needs beside arenas and weights
     layers: dict[str, int] = Field(default_factory=dict)
+    tf32: bool = True  # whether float32 may be rounded to TF32; in plans whose cards do not say so, it is
 
     @property
     def key(self) -> tuple[str, int | None]:
@@ -87,7 +88,7 @@ def plan_stem(graph: str, cache_length: int | None, capability: str, module: str
 
 
 def stale(card: PlanCard, manifest: AnyManifest) -> str | None:
-    """Why the plan does not belong to this version as it is now; None where it does."""
+    """Why the plan is not what would be built of this version now; None where it is."""
     graphs: Mapping[str, File | None] = dict(manifest.graphs)
     graph = graphs.get(card.graph)
     if graph is None:
@@ -96,6 +97,8 @@ def stale(card: PlanCard, manifest: AnyManifest) -> str | None:
         return f"{graph.file} has changed since it was built"
     if manifest.weights.sha256 != card.weights_sha256:
         return f"{manifest.weights.file} has changed since it was built"
+    if card.tf32:
+        return "it was built by an earlier release, and rounds float32 to TF32"
     return None
 
 

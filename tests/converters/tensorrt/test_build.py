@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,35 @@ def test_what_is_current_is_not_built_again(
     build_version(folder, manifest, library, wanted, again.append)
     assert [outcome.card.graph for outcome in again if outcome.note != "current"] == ["encoder"]
     assert "corrupt" in next(outcome.note for outcome in again if outcome.card.graph == "encoder")
+
+
+def test_float32_means_float32(
+    version: tuple[Path, Manifest, list[Outcome]],
+    library: Library,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TensorRT rounds to TF32 unless it is told not to; plans that were built so, before cards said it, are stale."""
+    trt = library.module
+    seen, really = [], trt.Builder.build_serialized_network
+
+    def watched(builder: Any, network: Any, config: Any) -> Any:
+        seen.append(config.get_flag(trt.BuilderFlag.TF32))
+        return really(builder, network, config)
+
+    monkeypatch.setattr(trt.Builder, "build_serialized_network", watched)
+    folder = Path(shutil.copytree(version[0], tmp_path / "version"))
+    manifest, card = version[1], card_of(version, "encoder")
+    path = (folder / ENGINES / card.plan.file).with_suffix(".json")
+    path.write_text(card.model_dump_json(exclude={"tf32"}))
+    with pytest.raises(ModelError, match=r"no TensorRT plan of encoder(.|\n)*rounds float32 to TF32"):
+        usable_plans(folder, manifest, card.module, card.module_version, CAPABILITY)
+    outcomes: list[Outcome] = []
+    wanted = Wanted(GPUS, (worst_case(manifest),), slots=8)
+    build_version(folder, manifest, library, wanted, outcomes.append)
+    assert [outcome.card.graph for outcome in outcomes if outcome.note != "current"] == ["encoder"]
+    assert seen == [False]
+    usable_plans(folder, manifest, card.module, card.module_version, CAPABILITY)
 
 
 def test_a_version_with_one_graph_that_can_not_be_built_is_refused_before_the_first_plan(
