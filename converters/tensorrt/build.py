@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamline.converters.tensorrt import lint
+from beamline.converters.tensorrt import lint, timing_cache
 from beamline.converters.tensorrt.graph import Graph
 from beamline.converters.tensorrt.library import BuildLog, Library, logger_for
 from beamline.converters.tensorrt.profiles import Extent, profile
@@ -60,10 +60,10 @@ def build(
     sizes: Mapping[str, Extent],
     library: Library,
     capability: str,
-    timing_cache: Path | None = None,
+    timings: Path | None = None,
 ) -> Built:
     """lint -> parse -> profiles -> build. Raises `BuildFailure` with every problem at once. `capability`: one, or
-    several for one plan ("80,86")."""
+    several for one plan ("80,86"). `timings`: the file of the timing cache."""
     refuse_unbuildable(graph)
     began = time.perf_counter()
     trt, said = library.module, BuildLog()
@@ -82,7 +82,7 @@ def build(
     _allow_decomposition(trt, layers)
     kinds = Counter(layer.type.name for layer in layers)
     _expect_layers(graph, kinds)
-    cache = _timing_cache(config, library, timing_cache)
+    cache = timing_cache.attach(config, timings, said) if timings is not None else None
     with said.during("building"):
         plan = builder.build_serialized_network(network, config)
     title = f"{graph.path} ({capability})"
@@ -93,8 +93,8 @@ def build(
     if said.tactics:
         count, first = len(said.tactics), said.tactics[0]
         log.warning("%s: built without some kernels; TensorRT reported %d errors, the first: %s", title, count, first)
-    if cache is not None and timing_cache is not None:
-        write_whole(timing_cache, bytes(config.get_timing_cache().serialize()))
+    if cache is not None and timings is not None:
+        timing_cache.keep(config, timings)
     return Built(
         bytes(plan),
         graph.inputs,
@@ -172,17 +172,6 @@ def _expect_layers(graph: Graph, kinds: Mapping[str, int]) -> None:
     ]
     if missing:
         raise BuildFailure(str(graph.path), missing)
-
-
-def _timing_cache(config: Any, library: Library, path: Path | None) -> Any:
-    """What earlier builds on this GPU measured, so that this one need not."""
-    if path is None or library.ahead_of_time:
-        return None
-    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-    if not config.set_timing_cache(cache, False):  # of another GPU or release: begin anew
-        cache = config.create_timing_cache(b"")
-        config.set_timing_cache(cache, False)
-    return cache
 
 
 def _check_types(graph: Graph, network: Any) -> None:

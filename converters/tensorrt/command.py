@@ -43,15 +43,19 @@ def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple
     from beamline.converters.tensorrt.build import check_capability
     from beamline.converters.tensorrt.library import find_library
     from beamline.converters.tensorrt.version import Wanted, checked_capabilities
+    from beamline.serving.backends.probe import probe
     from beamline.serving.errors import ConversionError
 
     library = find_library(arguments.library)
-    capabilities = checked_capabilities(arguments.compute_capability, library, _present())
+    devices = probe().devices
+    present = devices[0].capability if devices else None
+    capabilities = checked_capabilities(arguments.compute_capability, library, present)
     for capability in capabilities:
         check_capability(library, capability)
     if arguments.plan_slots < 1:
         raise ConversionError(f"--plan-slots {arguments.plan_slots}: a plan holds at least one request")
-    return library, Wanted(capabilities, _buckets(arguments.buckets), arguments.plan_slots, rebuild)
+    gpu = devices[0].name if devices else ""
+    return library, Wanted(capabilities, _buckets(arguments.buckets), arguments.plan_slots, rebuild, gpu)
 
 
 def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = False) -> int:
@@ -73,13 +77,6 @@ def build_folder(folder: Path, arguments: argparse.Namespace, rebuild: bool = Fa
     activations = f", activations {max(said) / 2**20:,.0f} MiB" if said else ""
     print(f"  {len(cards)} plans, {sum(card.plan_bytes for card in cards) / 2**20:,.1f} MiB{activations}")
     return 0
-
-
-def _present() -> str | None:
-    from beamline.serving.backends.probe import probe
-
-    devices = probe().devices
-    return devices[0].capability if devices else None
 
 
 def _buckets(text: str | None) -> tuple[int, ...]:

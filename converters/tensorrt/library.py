@@ -54,7 +54,7 @@ def find_library(wanted: str | None = None) -> Library:
     )
 
 
-Stage = Literal["preparing", "parsing", "building"]
+Stage = Literal["preparing", "parsing", "timing cache", "building"]
 
 
 @dataclass
@@ -66,6 +66,7 @@ class BuildLog:
     unused: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     tactics: list[str] = field(default_factory=list)  # errors that only matter where there is no plan
+    timings: list[str] = field(default_factory=list)  # of a timing cache that is of no use; the plan is not concerned
     activation_bytes: int | None = None
 
     @contextlib.contextmanager
@@ -77,6 +78,10 @@ class BuildLog:
             self.stage = before
 
     def hear(self, severity: str, message: str) -> None:
+        if self.stage == "timing cache":
+            if severity in ("INTERNAL_ERROR", "ERROR", "WARNING"):
+                self.timings.append(message)
+            return
         if severity in ("INTERNAL_ERROR", "ERROR"):
             tactic = self.stage == "building" and _TACTICS.search(message)
             (self.tactics if tactic else self.errors).append(message)

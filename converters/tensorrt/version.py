@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from beamline.converters.tensorrt import timing_cache
 from beamline.converters.tensorrt.build import CURRENT, build, refuse_unbuildable, save
 from beamline.converters.tensorrt.graph import Graph, load
 from beamline.converters.tensorrt.library import Library
@@ -25,6 +26,7 @@ class Wanted:
     buckets: tuple[int, ...] = ()  # none: few, up to the worst case
     slots: int = 32
     rebuild: bool = False
+    gpu: str = ""  # the name of the one that is there
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ def build_version(
     cards = []
     for graph in wanted_graphs:
         for capability in for_one_plan(wanted.capabilities, library):
-            outcome = _one(graph, folder, manifest, library, capability, sizes, wanted.rebuild)
+            outcome = _one(graph, folder, manifest, library, capability, sizes, wanted)
             report(outcome)
             cards.append(outcome.card)
     _remove_strays(folder / ENGINES, manifest)
+    timing_cache.remove_others(folder / ENGINES, library)
     return cards
 
 
@@ -81,15 +84,15 @@ def _one(
     library: Library,
     capability: str,
     sizes: dict[str, Extent],
-    rebuild: bool,
+    wanted: Wanted,
 ) -> Outcome:
     engines = folder / ENGINES
     target = capability if library.ahead_of_time else CURRENT
     path = engines / f"{plan_stem(graph.name, graph.cache_length, capability, library.name)}.json"
-    reason = "asked to" if rebuild else _why_build(path, folder, manifest, library, capability, sizes)
+    reason = "asked to" if wanted.rebuild else _why_build(path, folder, manifest, library, capability, sizes)
     if reason is None:
         return Outcome(read_card(path), "current")
-    timings = engines / f"timings-sm{capability}.{library.name}"
+    timings = timing_cache.cache_path(engines, library, capability, wanted.gpu)
     engines.mkdir(exist_ok=True)
     built = build(graph, sizes, library, target, timings)
     return Outcome(save(built, graph, sizes, engines, manifest, library, capability), reason)

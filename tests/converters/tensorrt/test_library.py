@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from beamline.converters.tensorrt.build import CURRENT, BuildFailure, build
-from beamline.converters.tensorrt.graph import Graph, load
-from beamline.converters.tensorrt.profiles import Extent
-from tests.support.tensorrt_builder import PLAN, scripted
+from beamline.converters.tensorrt.graph import Graph
+from tests.support.tensorrt_builder import PLAN, SIZES, scripted
 
-SIZES = {"B": Extent(1, 2, 4)}
 # As TensorRT 8 to 10 have said it on GPUs, beside plans that were good.
 SKIPPED = (
     "Error Code: 9: Skipping tactic 0xaa15e43058248292 due to exception canImplement1",
@@ -26,15 +21,6 @@ SKIPPED = (
     "Skipping tactic 3 due to insufficient memory on requested size of 4294967296 detected for tactic 0x04.",
     "Tactic Device request: 2304MB Available: 1536MB. Device memory is insufficient to use tactic.",
 )
-
-
-@pytest.fixture
-def relu(tmp_path: Path) -> Graph:
-    floats = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", 8]) for name in ("x", "y")]
-    proto = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", floats[:1], floats[1:])
-    model = helper.make_model(proto, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
-    onnx.save(model, tmp_path / "g.onnx")
-    return load("g", tmp_path / "g.onnx")
 
 
 @pytest.mark.parametrize("message", SKIPPED)

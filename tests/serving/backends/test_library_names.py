@@ -33,8 +33,8 @@ CLASSES: dict[str, dict[str, Any]] = {
         "trt.LayerType": trt.LayerType,
         "trt.BuilderFlag": trt.BuilderFlag,
         "trt.NetworkDefinitionCreationFlag": trt.NetworkDefinitionCreationFlag,
-        "config.get_timing_cache()": trt.ITimingCache,
     },
+    "converters/tensorrt/timing_cache.py": {"config": trt.IBuilderConfig, "cache": trt.ITimingCache},
     "converters/tensorrt/library.py": {"trt": trt, "trt.ILogger": trt.ILogger, "self.module": trt},
     "serving/backends/tensorrt.py": {
         "library": trt,
