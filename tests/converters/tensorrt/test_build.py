@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from beamline.converters.tensorrt import lint
@@ -144,6 +146,37 @@ def test_what_is_current_is_not_built_again(
     build_version(folder, manifest, library, wanted, again.append)
     assert [outcome.card.graph for outcome in again if outcome.note != "current"] == ["encoder"]
     assert "corrupt" in next(outcome.note for outcome in again if outcome.card.graph == "encoder")
+
+
+def test_a_stale_or_foreign_plan_is_built_again(
+    version: tuple[Path, Manifest, list[Outcome]], library: Library, tmp_path: Path
+) -> None:
+    """One graph has changed, and the plan of another is of another release: those two, and no other."""
+    folder = Path(shutil.copytree(version[0], tmp_path / "version"))
+    old, wanted = version[1], Wanted(GPUS, (worst_case(version[1]),), slots=8)
+    model = onnx.load(folder / "encoder.onnx", load_external_data=False)
+    model.doc_string = "changed"
+    onnx.save(model, folder / "encoder.onnx")
+    assert old.graphs.encoder is not None
+    changed = old.graphs.encoder.model_copy(
+        update={"sha256": hashlib.sha256((folder / "encoder.onnx").read_bytes()).hexdigest()}
+    )
+    manifest = old.model_copy(update={"graphs": old.graphs.model_copy(update={"encoder": changed})})
+    step = card_of(version, "step")
+    path = (folder / ENGINES / step.plan.file).with_suffix(".json")
+    path.write_text(step.model_copy(update={"module_version": "1.6"}).model_dump_json())
+    with pytest.raises(ModelError, match=r"no TensorRT plan of (step|encoder), (step|encoder)"):
+        usable_plans(folder, manifest, step.module, step.module_version, CAPABILITY)
+
+    outcomes: list[Outcome] = []
+    build_version(folder, manifest, library, wanted, outcomes.append)
+    assert {outcome.card.graph: outcome.note for outcome in outcomes if outcome.note != "current"} == {
+        "encoder": "encoder.onnx has changed since it was built",
+        "step": f"it was built by tensorrt_rtx 1.6, and this machine runs {step.module_version}",
+    }
+    for capability in GPUS:
+        usable_plans(folder, manifest, step.module, step.module_version, capability)
+    assert len(read_cards(folder)) == len(version[2])
 
 
 def test_float32_means_float32(
