@@ -66,6 +66,7 @@ RULES = {
             "beamline.serving.errors",  # the one exception tree
             "beamline.serving.text.tokenizer",  # parity: the tokenizer as the server will use it
             "beamline.serving.backends.probe",  # the GPU that a plan is built for
+            "beamline.serving.backends.selection",  # the library that a server here would run it with
         ),
     ),
     "loadtest": Rule(

@@ -30,7 +30,11 @@ def add_build_arguments(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument("--buckets", metavar="64,256,...", help="cache lengths (default: few, up to the worst case)")
     parser.add_argument("--plan-slots", type=int, default=32, metavar="N", help="requests at once (%(default)s)")
-    parser.add_argument("--library", choices=("tensorrt", "tensorrt_rtx"), help="default: what is installed")
+    parser.add_argument(
+        "--library",
+        choices=("tensorrt", "tensorrt_rtx"),
+        help="default: what a server here would run them with, else what is installed",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,14 +46,15 @@ def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple
     """Raises a `ConversionError` where that can't be, before a conversion has taken its minutes."""
     from beamline.converters.tensorrt.build import check_capability
     from beamline.converters.tensorrt.library import find_library
-    from beamline.converters.tensorrt.version import Wanted, checked_capabilities
-    from beamline.serving.backends.probe import probe
+    from beamline.converters.tensorrt.targets import checked_capabilities, library_of
+    from beamline.converters.tensorrt.version import Wanted
+    from beamline.serving.backends.selection import look
     from beamline.serving.errors import ConversionError
 
-    library = find_library(arguments.library)
-    devices = probe().devices
-    present = devices[0].capability if devices else None
-    capabilities = checked_capabilities(arguments.compute_capability, library, present)
+    machine = look()
+    devices = machine.probe.devices
+    library = find_library(arguments.library or library_of(machine, arguments.compute_capability))
+    capabilities = checked_capabilities(arguments.compute_capability, library, devices)
     for capability in capabilities:
         check_capability(library, capability)
     if arguments.plan_slots < 1:

@@ -48,9 +48,11 @@ def find_library(wanted: str | None = None) -> Library:
             return Library(name, importlib.import_module(name))
         except Exception as error:  # a package without its libraries fails in many ways
             reasons.append(f"{name}: {error}")
+    which = f"and {wanted} can't" if wanted else "and neither can"
+    hint = install_hint((wanted or names[0]).replace("_", "-"))
     raise ConversionError(
-        "plans are built by tensorrt-rtx (any machine) or tensorrt (on the GPU itself), and neither can be loaded "
-        f"({'; '.join(reasons)}): {install_hint('tensorrt-rtx')}"
+        f"plans are built by tensorrt-rtx (any machine) or tensorrt (on the GPU itself), {which} be loaded "
+        f"({'; '.join(reasons)}): {hint}"
     )
 
 

@@ -15,9 +15,7 @@ from beamline.converters.tensorrt.memory import Needs, needs
 from beamline.converters.tensorrt.profiles import Extent, chosen_buckets, extents
 from beamline.serving.contract.manifest import AnyManifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, PlanCard, foreign, plan_path, plan_stem, read_card, stale
-from beamline.serving.errors import ConversionError, ModelError
-
-CAPABILITIES = ("80", "86", "89", "120")
+from beamline.serving.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -131,22 +129,3 @@ def _remove_strays(engines: Path, manifest: AnyManifest) -> None:
 def _replaces(new: PlanCard, old: PlanCard) -> bool:
     same = (new.key, new.module, new.module_version) == (old.key, old.module, old.module_version)
     return same and new.max_slots >= old.max_slots and set(new.capabilities) > set(old.capabilities)
-
-
-def checked_capabilities(text: str | None, library: Library, present: str | None) -> tuple[str, ...]:
-    """`80,86`, or what makes sense without a word: the GPU that is there, else all that are common."""
-    if text is None:
-        if present is not None:
-            return (present,)
-        if not library.ahead_of_time:
-            raise ConversionError("tensorrt builds on the GPU itself, and there is none here; use tensorrt-rtx")
-        return CAPABILITIES
-    wanted = tuple(dict.fromkeys(part.strip().replace(".", "") for part in text.split(",") if part.strip()))
-    wrong = [part for part in wanted if not part.isdigit()]
-    if wrong or not wanted:
-        raise ConversionError(f"--compute-capability {text!r}: numbers such as 80,86,89,120 are expected")
-    if not library.ahead_of_time and wanted != (present,):
-        raise ConversionError(
-            f"tensorrt builds only for the GPU that is there ({present}); use tensorrt-rtx for others"
-        )
-    return wanted

@@ -33,6 +33,10 @@ class Machine:
         """The name to import."""
         return next((name.replace("-", "_") for name in TENSORRT if self.has(name)), None)
 
+    @property
+    def tensorrt_version(self) -> str:
+        return str(self.packages.get(str(self.tensorrt).replace("_", "-")))
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -98,14 +102,20 @@ def choose_for(asked: str, machine: Machine, folder: Path, manifest: AnyManifest
     choice = choose(asked, machine)
     if asked != "auto" or choice.kind != "tensorrt":
         return choice
-    package = str(choice.library).replace("_", "-")
-    version = str(machine.packages[package])
-    used = choice.devices[:1] if isinstance(manifest, PooledManifest) else choice.devices
     try:
-        for capability in sorted({device.capability for device in used}):
-            usable_plans(folder, manifest, str(choice.library), version, capability)
+        for device in kinds_of_gpus(choice, manifest):
+            usable_plans(folder, manifest, str(choice.library), machine.tensorrt_version, device.capability)
     except ModelError as error:
         others = {name: number for name, number in machine.packages.items() if name not in TENSORRT}
         next_best = choose("auto", Machine(machine.probe, others))
         return replace(next_best, reason=f"{next_best.reason}; not TensorRT: {error}")
     return choice
+
+
+def kinds_of_gpus(choice: Choice, manifest: AnyManifest) -> list[CudaDevice]:
+    """One GPU of each kind that a version would run on."""
+    used = choice.devices[:1] if isinstance(manifest, PooledManifest) else choice.devices
+    kinds: dict[str, CudaDevice] = {}
+    for device in used:
+        kinds.setdefault(device.capability, device)
+    return list(kinds.values())

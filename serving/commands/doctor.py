@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from beamline.serving.backends.selection import Choice, Machine, choose, look
-from beamline.serving.contract.manifest import read_any_manifest
-from beamline.serving.contract.tensorrt_plans import PlanCard, read_cards, stale
+from beamline.serving.backends.selection import Choice, Machine, choose, kinds_of_gpus, look
+from beamline.serving.contract.manifest import AnyManifest, read_any_manifest
+from beamline.serving.contract.tensorrt_plans import PlanCard, foreign, how_to_build, read_cards, stale, usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
 
 HELP = "say what this machine can run, and what to install for the rest"
@@ -45,7 +45,7 @@ def report(machine: Machine, repository: Path | None = None) -> list[str]:
         lines.append(f"{package:<16}{version or f'not installed: {_advice(package, machine)}'}")
     lines += [f"{kind:<12}{_verdict(kind, machine)}" for kind in ("cpu", "cuda", "tensorrt")]
     lines.append(f"auto        {_chosen(machine)}")
-    return lines + (_plans(repository) if repository is not None else [])
+    return lines + (_plans(repository, machine) if repository is not None else [])
 
 
 def _advice(package: str, machine: Machine) -> str:
@@ -70,23 +70,42 @@ def _chosen(machine: Machine) -> str:
     return f"{choice.kind}: {choice.reason}"
 
 
-def _to_do(folder: Path, cards: Sequence[PlanCard]) -> str:
-    advice = f"beamline build {folder.parent.name}/{folder.name}"
+def _to_do(folder: Path, cards: Sequence[PlanCard], machine: Machine) -> str:
+    name = f"{folder.parent.name}/{folder.name}"
     if not cards:
-        return f"; {advice}"
+        return f"; beamline build {name}"
     manifest = read_any_manifest(folder)
     count = sum(stale(card, manifest) is not None for card in cards)
-    return f"; {count} of {len(cards)} plans are stale: {advice}" if count else ""
+    if count:
+        return f"; {count} of {len(cards)} plans are stale: beamline build {name}"
+    return "".join(f"; {each}" for each in _refused(name, folder, manifest, cards, machine))
 
 
-def _plans(repository: Path) -> list[str]:
+def _refused(
+    name: str, folder: Path, manifest: AnyManifest, cards: Sequence[PlanCard], machine: Machine
+) -> Iterator[str]:
+    """Why a server on this machine would not run them, for each kind of GPU; nothing where none could be run."""
+    library, version = machine.tensorrt, machine.tensorrt_version
+    if library is None or not machine.probe.devices:
+        return
+    for device in kinds_of_gpus(choose("tensorrt", machine), manifest):
+        try:
+            usable_plans(folder, manifest, library, version, device.capability)
+        except ModelError:
+            reasons = {foreign(card, library, version, device.capability): None for card in cards}
+            why = ", and ".join(filter(None, reasons)) or "some of its graphs have none"
+            advice = how_to_build(name, library, device.capability)
+            yield f"not for GPU {device.number}: {why}: {advice}"
+
+
+def _plans(repository: Path, machine: Machine) -> list[str]:
     lines = []
     for folder in sorted(path.parent for path in repository.glob("*/*/manifest.json")):
         name = f"{folder.parent.name}/{folder.name}"
         try:
             cards = read_cards(folder)
             found = sorted({f"{card.module} for {', '.join(card.capabilities)}" for card in cards})
-            lines.append(f"{name}: {', '.join(found) or 'no plans'}{_to_do(folder, cards)}")
+            lines.append(f"{name}: {', '.join(found) or 'no plans'}{_to_do(folder, cards, machine)}")
         except ModelError as error:
             lines.append(f"{name}: {error}")
     return lines

@@ -142,6 +142,12 @@ def plan_path(folder: Path, card: PlanCard) -> Path:
     return path
 
 
+def how_to_build(model: str, module: str, capability: str) -> str:
+    """The command for plans that this module runs on such a GPU, wherever it is called: another library may be there,
+    too."""
+    return f"beamline build {model} --compute-capability {capability} --library {module}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plans:
     """The plans of one version that this machine runs."""
@@ -169,6 +175,6 @@ def usable_plans(folder: Path, manifest: AnyManifest, module: str, module_versio
         missing += [f"{graph} with cache length {length}" for length in lacking]
     if missing:
         reasons = "".join(f"\n  - {reason}" for reason in refused)
-        advice = f"run `beamline build {manifest.name} --compute-capability {capability}`"
-        raise ModelError(f"{folder} has no TensorRT plan of {', '.join(missing)} for this GPU: {advice}{reasons}")
+        advice = how_to_build(manifest.name, module, capability)
+        raise ModelError(f"{folder} has no TensorRT plan of {', '.join(missing)} for this GPU: run `{advice}`{reasons}")
     return Plans(usable, buckets, min(card.max_slots for card in usable.values()))

@@ -10,7 +10,8 @@ from beamline.converters.passes.lowering import lower
 from beamline.converters.tensorrt.build import Built, build
 from beamline.converters.tensorrt.library import find_library
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents
-from beamline.converters.tensorrt.version import CAPABILITIES, graphs
+from beamline.converters.tensorrt.targets import CAPABILITIES
+from beamline.converters.tensorrt.version import graphs
 from beamline.serving.contract.manifest import AnyManifest, Manifest, StateKind, read_any_manifest, read_manifest
 
 ONE_GPU = CAPABILITIES[1:2]

@@ -102,6 +102,12 @@ class _Config:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._config, name, value)
+
     def create_timing_cache(self, serialized_timing_cache: bytes) -> _Timings | None:
         content, how = serialized_timing_cache, self._module.refuses
         if how == "every" or (how == "none" and self._other(content)):

@@ -20,7 +20,6 @@ from beamline.converters.tensorrt.version import (
     Outcome,
     Wanted,
     build_version,
-    checked_capabilities,
     for_one_plan,
     planned,
 )
@@ -294,14 +293,9 @@ def test_a_score_plan_asks_for_no_more_memory_than_a_gpu_has(
     assert few["target"].largest[0] == min(rows, 2)
 
 
-def test_capabilities_are_checked(library: Library, version: tuple[Path, Manifest, list[Outcome]]) -> None:
-    assert checked_capabilities("8.0, 86", library, None) == ("80", "86")
-    assert checked_capabilities(None, library, "89") == ("89",)
-    assert len(checked_capabilities(None, library, None)) == 4
-    with pytest.raises(ConversionError, match="numbers such as"):
-        checked_capabilities("ampere", library, None)
-    with pytest.raises(ConversionError, match="on the GPU itself"):
-        checked_capabilities(None, Library("tensorrt", library.module), None)
+def test_a_capability_that_is_not_known_is_refused(
+    library: Library, version: tuple[Path, Manifest, list[Outcome]]
+) -> None:
     with pytest.raises(ConversionError, match="it can for"):
         build_version(version[0], version[1], library, Wanted(("90",), rebuild=True), lambda outcome: None)
 
@@ -312,7 +306,7 @@ def test_capabilities_are_checked(library: Library, version: tuple[Path, Manifes
         (["--compute-capability", "90"], "can't build for compute capability 90; it can for 75, 80, 86"),
         (["--plan-slots", "0"], "--plan-slots 0: a plan holds at least one request"),
         (["--buckets", "64,many"], "--buckets '64,many': cache lengths such as 64,256 are expected"),
-        (["--library", "tensorrt"], "neither can be loaded"),
+        (["--library", "tensorrt"], "and tensorrt can't be loaded"),
     ],
 )
 def test_what_can_not_be_built_is_refused_before_anything_is_done(

@@ -9,7 +9,8 @@ import pytest
 from beamline.converters.tensorrt.build import BuildFailure, Built
 from beamline.converters.tensorrt.memory import needs
 from beamline.converters.tensorrt.profiles import chosen_buckets, extents
-from beamline.converters.tensorrt.version import CAPABILITIES, graphs
+from beamline.converters.tensorrt.targets import CAPABILITIES
+from beamline.converters.tensorrt.version import graphs
 from beamline.serving.contract.manifest import PooledManifest, read_any_manifest, read_manifest
 from beamline.serving.models.repository import newest, scan
 from tests.support.compiled import SLOTS, compile_lowered, compile_version

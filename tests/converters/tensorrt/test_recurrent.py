@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from beamline.converters.families import converter_for
-from beamline.converters.tensorrt.version import CAPABILITIES
+from beamline.converters.tensorrt.targets import CAPABILITIES
 from tests.support.compiled import compile_version
 from tests.support.recurrent import Shape, lively_recurrent, text_vocabulary, write_recurrent
 

@@ -65,7 +65,7 @@ def test_auto_takes_tensorrt_only_where_a_version_has_plans(
     choice = choose_for("auto", machine, tmp_path, manifest)
     assert choice.kind == kind
     assert "not TensorRT: " in choice.describe()
-    assert "run `beamline build fake --compute-capability 86`" in choice.describe()
+    assert "run `beamline build fake --compute-capability 86 --library tensorrt_rtx`" in choice.describe()
     assert choose_for("tensorrt", machine, tmp_path, manifest).kind == "tensorrt"
     with pytest.raises(ModelError, match="has no TensorRT plan of step, score, encoder for this GPU"):
         usable_plans(tmp_path, manifest, "tensorrt_rtx", "1.7", "86")

@@ -1,0 +1,45 @@
+"""Which GPUs plans are built for, and by which library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beamline.converters.tensorrt.library import Library
+from beamline.serving.backends.probe import CudaDevice
+from beamline.serving.backends.selection import Machine
+from beamline.serving.errors import ConversionError
+
+CAPABILITIES = ("80", "86", "89", "120")
+
+
+def library_of(machine: Machine, asked: str | None) -> str | None:
+    """By which library, where none was named: the one with which a server on this machine would run the plans. None,
+    so the first that can be loaded, where there is no GPU, or where plans are for other GPUs, too: only tensorrt-rtx
+    builds those."""
+    here = {device.capability for device in machine.probe.devices}
+    return machine.tensorrt if here and here.issuperset(_numbers(asked)) else None
+
+
+def checked_capabilities(text: str | None, library: Library, present: Sequence[CudaDevice]) -> tuple[str, ...]:
+    """`80,86`, or what makes sense without a word: the GPUs that are there, else all that are common."""
+    if text is None:
+        return _usual(library, present)
+    wanted = _numbers(text)
+    wrong = [part for part in wanted if not part.isdigit()]
+    if wrong or not wanted:
+        raise ConversionError(f"--compute-capability {text!r}: numbers such as 80,86,89,120 are expected")
+    if not library.ahead_of_time and wanted != _usual(library, present):
+        raise ConversionError(
+            f"tensorrt builds only for the GPU that is there ({present[0].capability}); use tensorrt-rtx for others"
+        )
+    return wanted
+
+
+def _numbers(text: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip().replace(".", "") for part in (text or "").split(",") if part.strip()))
+
+
+def _usual(library: Library, present: Sequence[CudaDevice]) -> tuple[str, ...]:
+    if not present and not library.ahead_of_time:
+        raise ConversionError("tensorrt builds on the GPU itself, and there is none here; use tensorrt-rtx")
+    return (present[0].capability,) if present else CAPABILITIES
