@@ -26,7 +26,7 @@ def add_build_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--compute-capability",
         metavar="80,86,...",
-        help="GPUs to build for (default: the one here, or all common ones)",
+        help="GPUs to build for (default: those here, or all common ones)",
     )
     parser.add_argument("--buckets", metavar="64,256,...", help="cache lengths (default: few, up to the worst case)")
     parser.add_argument("--plan-slots", type=int, default=32, metavar="N", help="requests at once (%(default)s)")

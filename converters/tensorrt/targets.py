@@ -30,9 +30,21 @@ def checked_capabilities(text: str | None, library: Library, present: Sequence[C
         raise ConversionError(f"--compute-capability {text!r}: numbers such as 80,86,89,120 are expected")
     if not library.ahead_of_time and wanted != _usual(library, present):
         raise ConversionError(
-            f"tensorrt builds only for the GPU that is there ({present[0].capability}); use tensorrt-rtx for others"
+            f"tensorrt builds only for the GPU that is there ({present[0].capability}): {_otherwise(wanted, present)}"
         )
     return wanted
+
+
+def _otherwise(wanted: Sequence[str], present: Sequence[CudaDevice]) -> str:
+    """How to build for other GPUs than the first one."""
+    others = {device.capability: device for device in reversed(present) if device.alone}
+    ways = [
+        f"for {each}, {others[each].alone}beamline build ... --compute-capability {each}"
+        for each in wanted
+        if each in others
+    ]
+    elsewhere = set(wanted) - {device.capability for device in present}
+    return "; ".join([*ways, *(["for GPUs that are not here, --library tensorrt_rtx"] if elsewhere else [])])
 
 
 def _numbers(text: str | None) -> tuple[str, ...]:
@@ -40,6 +52,10 @@ def _numbers(text: str | None) -> tuple[str, ...]:
 
 
 def _usual(library: Library, present: Sequence[CudaDevice]) -> tuple[str, ...]:
-    if not present and not library.ahead_of_time:
+    """A server wants plans for each of its GPUs; `tensorrt` builds for the first one alone."""
+    if library.ahead_of_time:
+        kinds = {device.capability for device in present}
+        return tuple(sorted(kinds, key=int)) or CAPABILITIES
+    if not present:
         raise ConversionError("tensorrt builds on the GPU itself, and there is none here; use tensorrt-rtx")
-    return (present[0].capability,) if present else CAPABILITIES
+    return (present[0].capability,)

@@ -73,7 +73,7 @@ def _on_gpu(
         library = str(choice.library)
         module = importlib.import_module(library)
         runtime = LibraryRuntime(module, library, device.number, gpu.stream, device.capability)
-        plans = TensorRtRunner(folder, manifest, gpu, runtime)
+        plans = TensorRtRunner(folder, manifest, gpu, runtime, device.alone)
         return gpu, plans, plans.plans.cache_buckets
     from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 

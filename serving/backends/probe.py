@@ -20,6 +20,12 @@ class CudaDevice:
     memory_bytes: int
     uuid: str = ""  # "GPU-...", as NVIDIA's tools write it
 
+    @property
+    def alone(self) -> str:
+        """What stands before a command that works on the first GPU that it sees, so that this is the one. By its UUID:
+        numbers are not the machine's where CUDA_VISIBLE_DEVICES was set before."""
+        return f"CUDA_VISIBLE_DEVICES={self.uuid or self.number} " if self.number else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:

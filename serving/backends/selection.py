@@ -104,7 +104,8 @@ def choose_for(asked: str, machine: Machine, folder: Path, manifest: AnyManifest
         return choice
     try:
         for device in kinds_of_gpus(choice, manifest):
-            usable_plans(folder, manifest, str(choice.library), machine.tensorrt_version, device.capability)
+            library, version = str(choice.library), machine.tensorrt_version
+            usable_plans(folder, manifest, library, version, device.capability, device.alone)
     except ModelError as error:
         others = {name: number for name, number in machine.packages.items() if name not in TENSORRT}
         next_best = choose("auto", Machine(machine.probe, others))

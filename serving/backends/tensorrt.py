@@ -54,12 +54,13 @@ class Runtime(Protocol):
 
 
 class TensorRtRunner:
-    def __init__(self, folder: Path, manifest: AnyManifest, device: Gpu, runtime: Runtime) -> None:
+    def __init__(self, folder: Path, manifest: AnyManifest, device: Gpu, runtime: Runtime, alone: str = "") -> None:
         self._folder = folder
         self._device = device
         self._runtime = runtime
         self.records = self.own_contexts = runtime.records
-        self.plans: Plans = usable_plans(folder, manifest, runtime.module, runtime.version, runtime.capability)
+        module, version = runtime.module, runtime.version
+        self.plans: Plans = usable_plans(folder, manifest, module, version, runtime.capability, alone)
         self.max_slots: int | None = self.plans.max_slots
         self._engines: dict[tuple[str, int | None], Engine] = {}
         self._contexts: dict[tuple[str, int | None], _Shared] = {}

@@ -94,7 +94,7 @@ def _refused(
         except ModelError:
             reasons = {foreign(card, library, version, device.capability): None for card in cards}
             why = ", and ".join(filter(None, reasons)) or "some of its graphs have none"
-            advice = how_to_build(name, library, device.capability)
+            advice = how_to_build(name, library, device.capability, device.alone)
             yield f"not for GPU {device.number}: {why}: {advice}"
 
 

@@ -142,10 +142,11 @@ def plan_path(folder: Path, card: PlanCard) -> Path:
     return path
 
 
-def how_to_build(model: str, module: str, capability: str) -> str:
+def how_to_build(model: str, module: str, capability: str, alone: str = "") -> str:
     """The command for plans that this module runs on such a GPU, wherever it is called: another library may be there,
-    too."""
-    return f"beamline build {model} --compute-capability {capability} --library {module}"
+    too. `alone` makes a GPU the first one: `tensorrt` builds for no other."""
+    before = alone if module == "tensorrt" else ""
+    return f"{before}beamline build {model} --compute-capability {capability} --library {module}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,11 @@ class Plans:
     max_slots: int
 
 
-def usable_plans(folder: Path, manifest: AnyManifest, module: str, module_version: str, capability: str) -> Plans:
-    """Every graph's, in every bucket; or a `ModelError` that says what is missing and why the others don't serve."""
+def usable_plans(
+    folder: Path, manifest: AnyManifest, module: str, module_version: str, capability: str, alone: str = ""
+) -> Plans:
+    """Every graph's, in every bucket; or a `ModelError` that says what is missing, why the others don't serve, and how
+    to build it (`how_to_build`)."""
     usable: dict[tuple[str, int | None], PlanCard] = {}
     refused: list[str] = []
     for card in read_cards(folder):
@@ -175,6 +179,6 @@ def usable_plans(folder: Path, manifest: AnyManifest, module: str, module_versio
         missing += [f"{graph} with cache length {length}" for length in lacking]
     if missing:
         reasons = "".join(f"\n  - {reason}" for reason in refused)
-        advice = how_to_build(manifest.name, module, capability)
+        advice = how_to_build(manifest.name, module, capability, alone)
         raise ModelError(f"{folder} has no TensorRT plan of {', '.join(missing)} for this GPU: run `{advice}`{reasons}")
     return Plans(usable, buckets, min(card.max_slots for card in usable.values()))

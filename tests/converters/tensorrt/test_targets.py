@@ -7,6 +7,7 @@ import argparse
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,15 @@ from beamline.serving.backends.probe import CudaDevice, Probe
 from beamline.serving.backends.selection import Machine, choose, choose_for
 from beamline.serving.cli import main
 from beamline.serving.commands.doctor import report
-from beamline.serving.errors import ConversionError
+from beamline.serving.contract.tensorrt_plans import usable_plans
+from beamline.serving.errors import ConversionError, ModelError
 from tests.support.marian_shape import MarianShape
 from tests.support.tensorrt_builder import ScriptedModule, scripted
 
 VERSIONS = {"tensorrt": "11.4.0", "tensorrt-rtx": "1.7.1"}
 BOTH = ("tensorrt", "tensorrt-rtx")
 A10, H100 = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30), CudaDevice(0, "NVIDIA H100", "90", 80 * 2**30)
+L4 = CudaDevice(1, "NVIDIA L4", "89", 24 * 2**30, "GPU-00000000-0000-0000-0000-00000000cafe")
 TENSORRT, RTX = scripted(), Library("tensorrt_rtx", ScriptedModule(version=VERSIONS["tensorrt-rtx"]))
 
 
@@ -99,6 +102,47 @@ def test_a_servers_advice_leads_to_plans_that_it_runs(
     capsys.readouterr()
 
 
+def test_plans_are_built_for_each_gpu_that_is_there(
+    plain_model: MarianShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By tensorrt-rtx: `auto` wants plans for all of them."""
+    manifest = plain_model.manifest
+    folder = Path(shutil.copytree(plain_model.folder, tmp_path / manifest.name / "1"))
+    machine = a_machine(monkeypatch, BOTH[1:], replace(L4, number=0), replace(A10, number=1), replace(L4, number=2))
+    assert what()[1].capabilities == ("86", "89")
+    assert main(["build", manifest.name, "--repo", str(tmp_path), "--buckets", str(worst_case(manifest))]) == 0
+    choice = choose_for("auto", machine, folder, manifest)
+    assert (choice.kind, len(choice.devices)) == ("tensorrt", 3)
+    capsys.readouterr()
+
+
+def test_tensorrt_builds_for_one_gpu_after_the_other(
+    plain_model: MarianShape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It builds for the first that it sees, and each advice for another one makes that the first."""
+    manifest = plain_model.manifest
+    folder = Path(shutil.copytree(plain_model.folder, tmp_path / manifest.name / "1"))
+    build = ["build", manifest.name, "--repo", str(tmp_path), "--buckets", str(worst_case(manifest))]
+    machine = a_machine(monkeypatch, BOTH, A10, L4)
+    assert main(build) == 0
+    only_l4 = f"CUDA_VISIBLE_DEVICES={L4.uuid} beamline build"
+    wanted = "--compute-capability 89"
+    name = manifest.name
+    assert f"run `{only_l4} {name} {wanted} --library tensorrt`" in choose_for("auto", machine, folder, manifest).reason
+    assert report(machine, tmp_path)[-1].endswith(f": {only_l4} {name}/1 {wanted} --library tensorrt")
+    with pytest.raises(ModelError, match=only_l4):
+        usable_plans(folder, manifest, "tensorrt", VERSIONS["tensorrt"], "89", L4.alone)
+    assert main([*build, "--compute-capability", "89"]) == 2
+    told = f"tensorrt builds only for the GPU that is there (86): for 89, {only_l4} ... {wanted}"
+    assert told in capsys.readouterr().err
+    a_machine(monkeypatch, BOTH, replace(L4, number=0))
+    assert main([*build, "--compute-capability", "89", "--library", "tensorrt"]) == 0
+    machine = a_machine(monkeypatch, BOTH, A10, L4)
+    assert choose_for("auto", machine, folder, manifest).kind == "tensorrt"
+    assert report(machine, tmp_path)[-1] == f"{name}/1: tensorrt for 86, tensorrt for 89"
+    capsys.readouterr()
+
+
 def test_capabilities_are_checked() -> None:
     assert checked_capabilities("8.0, 86", RTX, ()) == ("80", "86")
     assert checked_capabilities(None, RTX, [A10]) == ("86",)
@@ -108,5 +152,9 @@ def test_capabilities_are_checked() -> None:
     with pytest.raises(ConversionError, match="on the GPU itself"):
         checked_capabilities(None, TENSORRT, ())
     assert checked_capabilities("8.6", TENSORRT, [A10]) == ("86",)
-    with pytest.raises(ConversionError, match=r"only for the GPU that is there \(86\)"):
-        checked_capabilities("89", TENSORRT, [A10])
+    only = r"only for the GPU that is there \(86\): "
+    with pytest.raises(ConversionError, match=only + "for GPUs that are not here, --library tensorrt_rtx"):
+        checked_capabilities("80", TENSORRT, [A10])
+    both_ways = "for 89, CUDA_VISIBLE_DEVICES=.* beamline build .*; for GPUs that are not here, --library tensorrt_rtx"
+    with pytest.raises(ConversionError, match=only + both_ways):
+        checked_capabilities("80,86,89", TENSORRT, [A10, L4])

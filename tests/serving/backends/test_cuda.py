@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 import shutil
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from beamline.converters.passes.lowering import lower
 from beamline.serving.backends.capture_gate import COLLECTOR
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner, is_lost
-from beamline.serving.backends.factory import Made
+from beamline.serving.backends.factory import Made, make_backend
 from beamline.serving.backends.gpu import GpuBackend
 from beamline.serving.backends.one_shot import GpuGraphs
 from beamline.serving.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
@@ -436,3 +437,17 @@ def test_the_collector_goes_on_when_the_last_one_does_not_mind() -> None:
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+def test_the_second_gpu_without_plans_says_how_they_are_built(
+    plain_model: MarianShape, cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tensorrt` builds for the first GPU that it sees, so this one has to be that."""
+    second = Found(1, "emulated", CAPABILITY, 2**30, "GPU-00000000-0000-0000-0000-00000000cafe")
+    choice = Choice("tensorrt", (GPU, second), "asked for", MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, EmulatedLibrary(cuda.device, plain_model.folder, 0))
+    monkeypatch.setattr("beamline.serving.backends.cuda.CudaDevice", lambda number: CudaDevice(0))  # there is but one
+    advice = f"beamline build {plain_model.manifest.name} --compute-capability {CAPABILITY} --library {MODULE}"
+    for device, before in ((GPU, ""), (second, f"CUDA_VISIBLE_DEVICES={second.uuid} ")):
+        with pytest.raises(ModelError, match=f"run `{before}{advice}`"):
+            make_backend(plain_model.folder, plain_model.manifest, 1, choice, device, {})

@@ -78,7 +78,7 @@ def test_auto_takes_tensorrt_only_where_every_gpu_has_plans(
     """Of two that differ, whichever lacks them."""
     both = Probe((GPU, CudaDevice(1, "NVIDIA RTX 5090", "120", 32 * 2**30)), "", "13.0")
 
-    def plans(folder: Path, manifest: object, module: str, version: str, capability: str) -> None:
+    def plans(folder: Path, manifest: object, module: str, version: str, capability: str, alone: str) -> None:
         if capability == lacking:
             raise ModelError(f"no plans for {capability}")
 
