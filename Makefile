@@ -208,9 +208,12 @@ $(DEV)/.ready: pyproject.toml constraints.txt
 	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[cpu,convert,gguf,dev]'
 	@touch $@
 
+# TensorRT's libraries are fetched from NVIDIA by a build backend of their own (wheel-stub). Only an isolated build installs
+# it, so they come before the editable install, which is not isolated.
 $(GPU)/.ready: pyproject.toml constraints.txt
 	$(environment)
 	@$(@D)/bin/python $(PIP) torch
+	@$(@D)/bin/python $(PIP) tensorrt
 	@$(@D)/bin/python $(PIP) $(EDITABLE) '.[gpu,tensorrt,convert,gguf,dev]'
 	@touch $@
 

@@ -64,6 +64,17 @@ def test_every_editable_install_is_by_path() -> None:
     assert all("$(EDITABLE)" in line for line in made)
 
 
+def test_tensorrt_is_there_before_an_install_without_build_isolation() -> None:
+    """Its libraries are built by a backend of their own, which only an isolated build installs."""
+    recipes = [recipe.splitlines() for recipe in (ROOT / "Makefile").read_text(encoding="utf-8").split("\n\n")]
+    editable = "$(EDITABLE) '.["
+    wanting = [lines for lines in recipes if re.search(r"'\.\[(.*,)?tensorrt[],]", "".join(lines))]
+    assert wanting
+    for lines in wanting:
+        before = lines[: next(number for number, line in enumerate(lines) if editable in line)]
+        assert "\t@$(@D)/bin/python $(PIP) tensorrt" in before
+
+
 def test_no_hint_names_the_stranger():
     """What a message or a page tells to install has to be ours: from the folder, a wheel or an image."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
