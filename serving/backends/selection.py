@@ -16,6 +16,9 @@ Kind = Literal["cpu", "cuda", "tensorrt"]
 DEVICE_OPTIONS = ("auto", "cpu", "cuda", "tensorrt")
 TENSORRT = ("tensorrt", "tensorrt-rtx")  # packages; the first that is installed runs the plans
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", *TENSORRT, "cuda-bindings")
+# The packages for GPUs are builds for this CUDA, and it has dropped GPUs before Turing. What is older is found by the
+# driver, and then fails with every model.
+NEEDED_CUDA, NEEDED_DRIVER, NEEDED_CAPABILITY = (13, 0), 580, 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class Machine:
     @property
     def tensorrt_version(self) -> str:
         return str(self.packages.get(str(self.tensorrt).replace("_", "-")))
+
+    @property
+    def usable(self) -> tuple[CudaDevice, ...]:
+        """The GPUs that the packages have kernels for."""
+        return tuple(device for device in self.probe.devices if int(device.capability) >= NEEDED_CAPABILITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +79,36 @@ def choose(asked: str, machine: Machine) -> Choice:
         if not reason:
             return _gpu(kind, machine, f"the best that is here: {_why(kind, machine)}")
     if machine.probe.devices:
-        return Choice("cpu", (), f"there is a GPU, but {lacking['tensorrt']}, and {lacking['cuda']}")
+        reasons = dict.fromkeys(lacking.values())  # one, where it is the driver's or the GPU's
+        return Choice("cpu", (), f"there is a GPU, but {', and '.join(reasons)}")
     return Choice("cpu", (), f"no GPU is here, and none is needed ({machine.probe.reason})")
 
 
 def _gpu(kind: str, machine: Machine, reason: str) -> Choice:
+    reason = "; ".join((reason, *(f"{why}; it is left out" for why in _too_old(machine))))
     if kind == "tensorrt":
-        return Choice("tensorrt", machine.probe.devices, reason, machine.tensorrt)
-    return Choice("cuda", machine.probe.devices, reason)
+        return Choice("tensorrt", machine.usable, reason, machine.tensorrt)
+    return Choice("cuda", machine.usable, reason)
+
+
+def _too_old(machine: Machine) -> list[str]:
+    """A sentence for each GPU that can't be used."""
+    return [
+        f"GPU {device.number} ({device.name}) is too old: its compute capability is {device.capability}, and "
+        f"{NEEDED_CAPABILITY} or higher is needed"
+        for device in machine.probe.devices
+        if device not in machine.usable
+    ]
 
 
 def _lacking(kind: str, machine: Machine) -> str:
     if not machine.probe.devices:
         return machine.probe.reason
+    if tuple(map(int, machine.probe.driver.split("."))) < NEEDED_CUDA:
+        needed = ".".join(map(str, NEEDED_CUDA))
+        return f"the driver knows CUDA {machine.probe.driver}, and {needed} is needed (driver {NEEDED_DRIVER} or newer)"
+    if not machine.usable:
+        return "; ".join(_too_old(machine))
     if kind == "tensorrt":
         return "" if machine.tensorrt else "neither tensorrt nor tensorrt-rtx is installed"
     return "" if machine.has("onnxruntime-gpu") else "onnxruntime-gpu is not installed"

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from beamline.serving.backends.selection import Choice, Machine, choose, kinds_of_gpus, look
+from beamline.serving.backends.selection import NEEDED_CAPABILITY, Choice, Machine, choose, kinds_of_gpus, look
 from beamline.serving.contract.manifest import AnyManifest, read_any_manifest
 from beamline.serving.contract.tensorrt_plans import PlanCard, foreign, how_to_build, read_cards, stale, usable_plans
 from beamline.serving.errors import BeamlineError, ModelError
@@ -38,6 +38,8 @@ def report(machine: Machine, repository: Path | None = None) -> list[str]:
     lines.append(f"driver      {f'CUDA {machine.probe.driver}' if machine.probe.driver else 'none'}")
     for device in machine.probe.devices:
         size = f"{device.memory_bytes / 2**30:.1f} GiB"
+        if device not in machine.usable:
+            size += f": too old, capability {NEEDED_CAPABILITY} or higher is needed"
         lines.append(f"GPU {device.number}       {device.name}, compute capability {device.capability}, {size}")
     if not machine.probe.devices:
         lines.append(f"GPU         none: {machine.probe.reason}")

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnxruntime.capi import build_and_package_info
 
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.probe import probe
+from beamline.serving.backends.selection import NEEDED_CUDA
 from beamline.serving.contract.manifest import read_manifest
 from beamline.serving.engine.replicas import Replicas
 from beamline.serving.errors import ComputeError
@@ -45,6 +47,13 @@ def test_what_is_refused(stub: Stub) -> None:
         assert len(stub.wrong) == 1
         assert what in stub.wrong[0]
         stub.reset()
+
+
+def test_it_is_of_the_cuda_that_onnx_runtime_is_built_for() -> None:
+    """Which is what `--device auto` asks of a driver, too."""
+    built_for = tuple(map(int, build_and_package_info.cuda_version.split(".")))
+    assert built_for == NEEDED_CUDA
+    assert probe().driver == build_and_package_info.cuda_version
 
 
 def destroyed_stream(driver: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,9 @@ from beamline.serving.errors import BeamlineError, ModelError
 GPU = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30)
 NO_DRIVER = Probe((), "there is no NVIDIA driver", "")
 ONE_GPU = Probe((GPU,), "", "13.0")
+V100 = CudaDevice(0, "Tesla V100", "70", 16 * 2**30)
+OLD_GPU = Probe((V100,), "", "13.0")
+OLD_DRIVER = Probe((GPU,), "", "12.4")
 CPU_ONLY = {"onnxruntime": "1.31.1"}
 CUDA = {"onnxruntime-gpu": "1.31.1", "cuda-bindings": "13.5"}
 TENSORRT = {"onnxruntime": "1.31.1", "tensorrt": "11.4", "cuda-bindings": "13.5"}
@@ -88,6 +93,41 @@ def test_auto_takes_tensorrt_only_where_every_gpu_has_plans(
     assert f"not TensorRT: no plans for {lacking}" in choice.describe()
     lacking = "none"
     assert choose_for("auto", Machine(both, RTX | CUDA), tmp_path, fake_manifest()).kind == "tensorrt"
+
+
+@pytest.mark.parametrize(
+    ("probe", "because"),
+    [
+        (OLD_DRIVER, "the driver knows CUDA 12.4, and 13.0 is needed (driver 580 or newer)"),
+        (OLD_GPU, "GPU 0 (Tesla V100) is too old: its compute capability is 70, and 75 or higher is needed"),
+        (Probe((V100,), "", "12.4"), "the driver knows CUDA 12.4, and 13.0 is needed (driver 580 or newer)"),
+    ],
+)
+def test_what_the_packages_have_no_kernels_for_is_not_used(probe: Probe, because: str) -> None:
+    """It would be found, and every model would fail on it."""
+    machine = Machine(probe, CUDA | RTX)
+    choice = choose("auto", machine)
+    assert (choice.kind, choice.reason) == ("cpu", f"there is a GPU, but {because}")
+    for asked in ("cuda", "tensorrt"):
+        with pytest.raises(BeamlineError, match=f"device {asked} can't be used: {re.escape(because)}"):
+            choose(asked, machine)
+        assert f"{asked:<12}no: {because}" in report(machine)
+
+
+@pytest.mark.parametrize("probe", [Probe((replace(GPU, capability="75"),), "", "13.0"), Probe((GPU,), "", "14.1")])
+def test_the_oldest_gpu_that_can_be_used_and_a_newer_driver(probe: Probe) -> None:
+    assert choose("auto", Machine(probe, CUDA)).kind == "cuda"
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda", "tensorrt"])
+def test_of_several_gpus_those_that_are_too_old_are_left_out(asked: str) -> None:
+    machine = Machine(Probe((V100, replace(GPU, number=1)), "", "13.0"), CUDA | RTX)
+    choice = choose(asked, machine)
+    assert [device.number for device in choice.devices] == [1]
+    left_out = "GPU 0 (Tesla V100) is too old: its compute capability is 70, and 75 or higher is needed; it is left out"
+    assert left_out in choice.describe()
+    line = "GPU 0       Tesla V100, compute capability 70, 16.0 GiB: too old, capability 75 or higher is needed"
+    assert line in report(machine)
 
 
 def test_the_cpu_is_never_refused() -> None:
