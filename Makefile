@@ -160,16 +160,25 @@ $(DEMO)/model_repo/smollm2-135m/1/manifest.json: | $(DEV)/.ready
 demo-lm: $(DEMO)/model_repo/smollm2-135m/1/manifest.json $(SERVE)/.ready  ## Fetch, convert and serve a language model
 	@exec $(SERVE)/bin/beamline serve --repo $(DEMO)/model_repo $(SERVE_ARGS)
 
-# Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits.
+# Torch keeps its release here (the exporter is checked with it); all else moves to the newest that fits. The packages for
+# GPUs can't stand beside those for the CPU, and are gigabytes, so pip only says which it would take: those that fit to
+# torch's build for CUDA (===: not the one for the CPU), with which they share an environment.
 pins:  ## Renew constraints.txt from a fresh environment
 	$(need-python)
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(PYTHON) -m venv "$$dir/venv" && \
+	pip="$$dir/venv/bin/pip --disable-pip-version-check" && \
 	grep '^torch==' constraints.txt >"$$dir/torch" && \
-	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" && \
-	"$$dir/venv/bin/pip" install -qq -r "$$dir/torch" -e '.[cpu,convert,gguf,dev]' && \
-	"$$dir/venv/bin/pip" check && \
-	{ sed -n '1,/^$$/p' constraints.txt; \
-	  "$$dir/venv/bin/pip" freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//'; } >"$$dir/new" && \
+	$$pip install -qq -r "$$dir/torch" && \
+	$$pip install -qq -r "$$dir/torch" -e '.[cpu,convert,gguf,dev]' && \
+	$$pip check && \
+	$$pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu$$//' >"$$dir/pins" && \
+	sed -n 's/^onnxruntime==/onnxruntime-gpu==/p' "$$dir/pins" >"$$dir/runtime" && \
+	$$pip install --dry-run --ignore-installed -c "$$dir/pins" -c "$$dir/runtime" \
+	  "$$(sed 's/==/===/' "$$dir/torch")" 'cuda-toolkit[crt]' '.[gpu]' >"$$dir/gpu" && \
+	$$pip install --dry-run --ignore-installed --no-deps tensorrt >>"$$dir/gpu" && \
+	sed -n 's/^Would install //p' "$$dir/gpu" | tr ' ' '\n' | sed 's/-\([^-]*\)$$/==\1/' | grep -v '^beamline' >>"$$dir/pins" && \
+	{ grep '^#' constraints.txt; \
+	  awk -F == '{ name = tolower($$1); gsub("_", "-", name) } !seen[name]++' "$$dir/pins" | LC_ALL=C sort -f -t = -k 1,1; } >"$$dir/new" && \
 	cp "$$dir/new" constraints.txt
 
 clean:  ## Remove caches and build results

@@ -116,9 +116,59 @@ def test_every_command_exists():
     assert missing == []
 
 
+def read_pins(folder: Path) -> list[str]:
+    return [line for line in (folder / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+
+
 def test_pins_can_be_installed_anywhere():
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
-    assert [pin for pin in pins if pin.count("==") != 1 or "+" in pin or "/" in pin] == []
+    assert [pin for pin in read_pins(ROOT) if pin.count("==") != 1 or "+" in pin or "/" in pin] == []
+
+
+def test_the_runtimes_for_gpus_are_pinned() -> None:
+    """Placement and workarounds are written for one release of them; and an image built again is the same."""
+    pins = dict(pin.split("==") for pin in read_pins(ROOT))
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    needed = {re.split(r"[\[<>=]", line)[0] for line in [*extras["gpu"], *extras["tensorrt"]]}
+    libraries = ("cublas", "cuda-nvrtc", "cuda-runtime", "cudnn-cu13", "cufft", "curand", "nvjitlink")
+    assert needed | {f"nvidia-{name}" for name in libraries} <= pins.keys()
+    assert pins["onnxruntime-gpu"] == pins["onnxruntime"]
+
+
+# Python and pip, as far as `make pins` calls them.
+PYTHON_DOUBLE = """\
+#!/bin/sh
+[ "$1 $2" = "-m venv" ] || exit 0
+mkdir -p "$3/bin"
+cp "$(dirname "$0")/pip" "$3/bin/pip"
+"""
+PIP_DOUBLE = """\
+#!/bin/sh
+echo "$@" >>asked
+case "$*" in
+    *freeze*) printf 'onnxruntime==1.5\\nsome_thing==2.0\\ntorch==2.13.0+cpu\\n' ;;
+    *"dry-run"*".[gpu]"*) echo "Would install nvidia-cublas-13.1 onnxruntime-gpu-1.5 some-thing-2.0 torch-2.13.0" ;;
+    *"dry-run"*) echo "Would install tensorrt-11.4" ;;
+esac
+"""
+
+
+def test_make_pins_writes_each_package_once_with_those_for_gpus(tmp_path: Path) -> None:
+    for name, text in (("python", PYTHON_DOUBLE), ("pip", PIP_DOUBLE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "constraints.txt").write_text("# What it is.\ntorch==2.13.0\nonnxruntime==1.4\n")
+    command = ["make", "-f", str(ROOT / "Makefile"), "pins", f"PYTHON={tmp_path / 'python'}"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "constraints.txt").read_text().splitlines() == [
+        "# What it is.",
+        "nvidia-cublas==13.1",
+        "onnxruntime==1.5",
+        "onnxruntime-gpu==1.5",
+        "some_thing==2.0",
+        "tensorrt==11.4",
+        "torch==2.13.0",
+    ]
+    assert "torch===2.13.0" in (tmp_path / "asked").read_text()  # the build for CUDA, whose libraries are meant
 
 
 def test_the_gpu_extra_brings_the_libraries_of_cuda():
@@ -129,4 +179,4 @@ def test_the_gpu_extra_brings_the_libraries_of_cuda():
     for file in ("Makefile", "Dockerfile"):
         text = (ROOT / file).read_text(encoding="utf-8")
         assert "gpu" in text
-        assert "onnxruntime-gpu" not in text
+        assert re.search(r"install.*onnxruntime-gpu", text) is None
