@@ -8,6 +8,7 @@ import functools
 import io
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +241,20 @@ def open_session(
 def preload() -> str:
     """Loads CUDA's and cuDNN's libraries from where pip puts them, which the loader does not know, else from the
     system; once, before the first session. What ONNX Runtime says of those that it did not find is returned."""
+    _preload_builtins()
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         ort.preload_dlls()
     return said.getvalue().strip()
+
+
+def _preload_builtins() -> None:
+    """NVRTC, with which cuDNN compiles, looks for its built-in functions by name when it is first used; CUDA 13.0's
+    does not look beside itself."""
+    with contextlib.suppress(metadata.PackageNotFoundError):  # CUDA is the system's then, and the loader knows it
+        for file in metadata.files("nvidia-cuda-nvrtc") or ():
+            if file.name.startswith("libnvrtc-builtins.so"):
+                ctypes.CDLL(str(file.locate()))
 
 
 def _check_placement(path: Path, graph: onnx.ModelProto, session: ort.InferenceSession, said: str) -> None:

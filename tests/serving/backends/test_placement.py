@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,6 +208,21 @@ def test_the_libraries_of_cuda_are_loaded_once_and_only_for_it(
     with pytest.raises(ModelError, match=r"left CUDA out .* ONNX Runtime says: Failed to load libcublas"):
         open_session(path, [CUDA], "cuda")
     assert len(calls) == 1
+
+
+def test_what_nvrtc_would_not_find_is_loaded_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip installs it: beside it, where it does not look."""
+    loaded: list[str] = []
+    folder = tmp_path / "nvidia_cuda_nvrtc-13.0.88.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: nvidia-cuda-nvrtc\nVersion: 13.0.88\n")
+    libraries = [f"nvidia/cu13/lib/libnvrtc{name}.so.13" for name in ("", "-builtins.alt", "-builtins")]
+    (folder / "RECORD").write_text("".join(f"{library},,\n" for library in libraries))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path, **_: loaded.append(path))
+    monkeypatch.setattr(ort, "preload_dlls", lambda: loaded.append("the others"))
+    preload()
+    assert loaded == [str(tmp_path / libraries[-1]), "the others"]
 
 
 def test_loading_them_is_harmless_where_there_are_none(capfd: pytest.CaptureFixture[str]) -> None:

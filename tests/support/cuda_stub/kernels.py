@@ -34,7 +34,9 @@ def compiled(target: str = _TARGET) -> str:
 
 
 def _nvrtc() -> Any:
-    for library in sorted(Path(sys.prefix).glob("cuda/nvidia/**/libnvrtc.so.*")):
+    folder = Path(sys.prefix) / "cuda" / "nvidia"
+    # Its built-in functions first: where they lie beside it, not every release of NVRTC finds them itself.
+    for library in (*folder.glob("**/libnvrtc-builtins.so.*"), *folder.glob("**/libnvrtc.so.*")):
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     from cuda.bindings import nvrtc
 
