@@ -41,7 +41,9 @@ SWITCHES = {
     "secured": "tls.secretName=tls,tls.clientCertificates=true,tokens.secretName=tokens",
     "tls": "tls.secretName=tls",
     "slow to leave": "preStopSeconds=10,drainDelay=10,drainSeconds=60,terminationGracePeriodSeconds=90",
-    "gpu": "gpus=2,resources.limits=null,nodeSelector.gpu=yes,tolerations[0].key=gpu,tolerations[0].operator=Exists",
+    "gpu": "gpus=2,runtimeClassName=nvidia,resources.limits=null,"
+    "nodeSelector.gpu=yes,tolerations[0].key=gpu,tolerations[0].operator=Exists",
+    "all at once": "gpus=1,strategy.type=Recreate",
     "autoscaling": "autoscaling.enabled=true",
     "keda": "keda.enabled=true",
     "monitored": "serviceMonitor.enabled=true,serviceMonitor.labels.release=p,"
@@ -149,6 +151,27 @@ def test_kubernetes_accepts_what_every_switch_makes(name: str, tmp_path: Path) -
     labels = deployment["template"]["metadata"]["labels"].items()
     for service in (each for each in objects if each["kind"] == "Service"):
         assert service["spec"]["selector"].items() <= labels
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("switches", "surge", "unavailable"),
+    [
+        ("", 1, 0),
+        ("gpus=1", 0, 1),
+        ("gpus=1,strategy.rollingUpdate.maxSurge=2,strategy.rollingUpdate.maxUnavailable=0", 2, 0),
+    ],
+)
+def test_with_gpus_an_old_pod_ends_before_a_new_one_comes(switches: str, surge: int, unavailable: int) -> None:
+    """On a full cluster the new one would wait for ever for its GPU."""
+    strategy = named("Deployment", rendered(switches))["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": surge, "maxUnavailable": unavailable}
+
+
+@pytest.mark.full
+def test_a_runtime_class_is_said_only_where_there_is_one() -> None:
+    pods = [named("Deployment", rendered(SWITCHES[name]))["spec"]["template"]["spec"] for name in ("gpu", "defaults")]
+    assert [pod.get("runtimeClassName") for pod in pods] == ["nvidia", None]
 
 
 @pytest.mark.full
