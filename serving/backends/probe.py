@@ -18,7 +18,7 @@ class CudaDevice:
     name: str
     capability: str  # "86"
     memory_bytes: int
-    uuid: str = ""  # "GPU-...", as NVIDIA's tools write it
+    uuid: str = ""  # as NVIDIA's tools write it, but without their "GPU-" or, of a part of a GPU, "MIG-"
 
     @property
     def alone(self) -> str:
@@ -64,7 +64,7 @@ def _device(cuda: Any, number: int) -> CudaDevice:
     minor = _ask(cuda, cuda.cuDeviceGetAttribute(wanted.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
     memory = int(_ask(cuda, cuda.cuDeviceTotalMem(device)))
     name = name.decode().split("\0")[0]
-    return CudaDevice(number, name, f"{major}{minor}", memory, f"GPU-{UUID(bytes=_uuid(cuda, device))}")
+    return CudaDevice(number, name, f"{major}{minor}", memory, str(UUID(bytes=_uuid(cuda, device))))
 
 
 def _uuid(cuda: Any, device: Any) -> bytes:

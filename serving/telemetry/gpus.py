@@ -50,7 +50,7 @@ class GpuCollector(Collector):
 
 
 def watch_gpus(registry: CollectorRegistry, uuids: Mapping[int, str]) -> bool:
-    """Whether there will be metrics of them. `uuids`: by CUDA's numbers, which are not NVML's."""
+    """Whether there will be metrics of any. `uuids`: by CUDA's numbers, which are not NVML's."""
     if not uuids:
         return False
     try:
@@ -60,9 +60,23 @@ def watch_gpus(registry: CollectorRegistry, uuids: Mapping[int, str]) -> bool:
         return False
     try:
         nvml.nvmlInit()
-        handles = {number: nvml.nvmlDeviceGetHandleByUUID(uuid) for number, uuid in uuids.items()}
     except nvml.NVMLError as error:
         log.warning("there are no metrics of the GPUs' utilisation: NVML says: %s", error)
         return False
-    registry.register(GpuCollector(nvml, handles))
-    return True
+    handles = dict[int, Any]()
+    for number, uuid in uuids.items():
+        try:
+            handles[number] = _handle(nvml, uuid)
+        except nvml.NVMLError as error:
+            log.warning("there are no metrics of GPU %d's utilisation: NVML says of %s: %s", number, uuid, error)
+    if handles:
+        registry.register(GpuCollector(nvml, handles))
+    return bool(handles)
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    """Of a GPU or of a part of one (MIG): CUDA does not say which it is, and NVML wants to know."""
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")

@@ -38,11 +38,30 @@ def test_nvidias_library_is_asked_for_the_gpus_by_their_ids(stub: Stub, monkeypa
     assert value(registry, "utilisation_ratio", gpu="0") == 0.37
 
 
+UNKNOWN = {7: "07070707-0707-0707-0707-070707070707"}
+
+
 def test_a_gpu_that_it_does_not_know(stub: Stub) -> None:
     registry = CollectorRegistry()
-    assert not watch_gpus(registry, {7: "GPU-07070707-0707-0707-0707-070707070707"})
+    assert not watch_gpus(registry, UNKNOWN)
     assert not watch_gpus(registry, {})
     assert list(registry.collect()) == []
+
+
+def test_a_part_of_a_gpu_and_one_that_it_does_not_know_cost_the_others_nothing(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_STUB_DEVICES", "2")
+    monkeypatch.setenv("CUDA_STUB_MIG", "1")
+    registry = CollectorRegistry()
+    assert watch_gpus(registry, UNKNOWN | uuids())
+    found = {gpu: value(registry, "utilisation_ratio", gpu=gpu) for gpu in ("0", "1", "7")}
+    assert found == {"0": 0.37, "1": None, "7": None}
+    assert value(registry, "memory_total_bytes", gpu="1") == 24 * 2**30  # a part has memory of its own
+    assert value(registry, "memory_total_bytes", gpu="7") is None
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "there are no metrics of GPU 7's utilisation"
+    ]
 
 
 @pytest.mark.usefixtures("plausible")

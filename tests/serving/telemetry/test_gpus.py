@@ -34,13 +34,13 @@ def refuse(*arguments: object) -> Never:
 def test_it_need_not_be_installed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     caplog.set_level("INFO")
-    assert not watch_gpus(CollectorRegistry(), {0: "GPU-0"})
+    assert not watch_gpus(CollectorRegistry(), {0: "0"})
     assert "nvidia-ml-py is not installed" in caplog.text
 
 
 def test_without_a_driver_it_says_why(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
-    assert not watch_gpus(CollectorRegistry(), {0: "GPU-0"})
+    assert not watch_gpus(CollectorRegistry(), {0: "0"})
     assert "NVML says: Not Supported" in caplog.text
 
 
@@ -49,6 +49,6 @@ def test_a_part_of_a_gpu_has_memory_and_no_utilisation(monkeypatch: pytest.Monke
     nvml.nvmlDeviceGetUtilizationRates = refuse
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     registry = CollectorRegistry()
-    assert watch_gpus(registry, {2: "GPU-2"})
+    assert watch_gpus(registry, {2: "2"})
     assert registry.get_sample_value("beamline_gpu_memory_used_bytes", {"gpu": "2"}) == 3
     assert registry.get_sample_value("beamline_gpu_utilisation_ratio", {"gpu": "2"}) is None

@@ -4,7 +4,8 @@
    when somebody waits for them, so that whoever does not wait reads what was there before.
 
    Tests look at the counts and ask for faults through a file that is mapped by both (CUDA_STUB_CONTROL; stub.py).
-   Environment: CUDA_STUB_DEVICES (1), CUDA_STUB_CAPABILITY (89), CUDA_STUB_MEMORY (bytes of each device, 24 GiB). */
+   Environment: CUDA_STUB_DEVICES (1), CUDA_STUB_CAPABILITY (89), CUDA_STUB_MEMORY (bytes of each device, 24 GiB),
+   CUDA_STUB_MIG (the device that is a part of a GPU; none). */
 #define _GNU_SOURCE
 #include "control.h"
 #include <fcntl.h>
@@ -59,6 +60,7 @@ void library_holds(int more) { __atomic_add_fetch(&control->library_handles, mor
 
 static __thread int current = -1;
 int device_count(void) { long n = setting("CUDA_STUB_DEVICES", 1); return n > DEVICES ? DEVICES : (int)n; }
+int is_part(int device) { return setting("CUDA_STUB_MIG", -1) == device; }
 int compute_capability(void) { return (int)setting("CUDA_STUB_CAPABILITY", 89); }
 size_t total_bytes(void) { return (size_t)setting("CUDA_STUB_MEMORY", 24l << 30); }
 size_t free_bytes(int device) { return total_bytes() - (size_t)control->device_bytes[device]; }

@@ -24,6 +24,7 @@ void wrong(const char *what, const char *who);
 
 /* -- devices -- */
 int device_count(void);
+int is_part(int device); /* of a GPU (MIG) */
 int compute_capability(void);
 void holds(int more);                      /* pools and modules that somebody was given, or has given back */
 void library_holds(int more);              /* and what libraries have made for somebody */
