@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,20 @@ from beamline.converters.tensorrt.version import Wanted, build_version
 from beamline.serving.backends.factory import Made, make_backend, make_pooled
 from beamline.serving.backends.selection import Choice, choose, look
 from beamline.serving.contract.backend import PooledBackend
-from beamline.serving.contract.manifest import PRECISIONS, AnyManifest, Manifest, PooledManifest, read_any_manifest
+from beamline.serving.contract.manifest import (
+    PRECISIONS,
+    AnyManifest,
+    Manifest,
+    PooledManifest,
+    read_any_manifest,
+    read_manifest,
+)
 from beamline.serving.errors import BeamlineError
 from tests.support.marian_shape import MarianShape
+from tests.support.shipped import shipped
 
 BUCKETS, SLOTS = (64, 256), 32
+MODELS = ("en-de", "en-de-gru", "language")  # 8 bits; recurrent, by cuDNN; with prompts
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,18 @@ class OnGpu:
     """A small Marian as one kind of device runs it, beside the float32 version that the CPU runs."""
 
     reference: MarianShape
+    folder: Path
+    manifest: Manifest
+    choice: Choice
+
+    def backend(self) -> Made:
+        return make_backend(self.folder, self.manifest, 1, self.choice, self.choice.devices[0], {})
+
+
+@dataclass(frozen=True)
+class ModelOnGpu:
+    """Any model that decodes, as it is."""
+
     folder: Path
     manifest: Manifest
     choice: Choice
@@ -48,10 +69,20 @@ class PooledOnGpu:
 
 
 def chosen(kind: str) -> Choice:
+    """`tensorrt_rtx` also where `tensorrt` is there, which a server takes then."""
     try:
-        return choose(kind, look())
+        choice = choose("tensorrt" if kind == "tensorrt_rtx" else kind, look())
     except BeamlineError as error:
         pytest.fail(f"`make test-gpu` needs all of it: {error}", pytrace=False)
+    if kind != "tensorrt_rtx":
+        return choice
+    capability = choice.devices[0].capability
+    if (
+        not look().has("tensorrt-rtx")
+        or f"SM{capability}" not in find_library(kind).module.ComputeCapability.__members__
+    ):
+        pytest.skip(f"tensorrt-rtx is not here, or knows no GPU of compute capability {capability}")
+    return replace(choice, library=kind)
 
 
 def build_plans(folder: Path, manifest: AnyManifest, choice: Choice) -> None:
@@ -76,6 +107,22 @@ def on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         manifest, _ = lower(folder, manifest, precision)
     build_plans(folder, manifest, choice)
     return OnGpu(model, folder, manifest, choice)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[(kind, each) for kind in ("cuda", "tensorrt", "tensorrt_rtx") for each in MODELS],
+    ids=lambda pair: "-".join(pair),
+)
+def model_on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelOnGpu:
+    kind, model = request.param
+    choice = chosen(kind)
+    folder = tmp_path_factory.mktemp(f"{kind}-{model}") / "version"
+    original = shipped(model) if model != "language" else request.getfixturevalue("language_model").folder
+    shutil.copytree(original, folder, ignore=shutil.ignore_patterns("engines"))
+    manifest = read_manifest(folder)
+    build_plans(folder, manifest, choice)
+    return ModelOnGpu(folder, manifest, choice)
 
 
 @pytest.fixture(scope="session", params=["cuda", "tensorrt"])

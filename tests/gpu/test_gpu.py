@@ -20,7 +20,7 @@ from beamline.serving.contract.backend import Shape, Start, StepInputs
 from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
-from tests.gpu.conftest import OnGpu, PooledOnGpu
+from tests.gpu.conftest import ModelOnGpu, OnGpu, PooledOnGpu
 from tests.support.emulator import emulated_cuda_backend
 from tests.support.engines import decode, results
 from tests.support.marian_shape import MAX_LENGTH, PAD
@@ -97,6 +97,31 @@ def test_the_engine_gives_the_same_answers(on_gpu: OnGpu) -> None:
         for a, b in zip(mine.hypotheses[:1], theirs.hypotheses[:1], strict=True)
     ]
     assert sum(same) / len(same) >= SAME_BEST[on_gpu.manifest.precision]
+
+
+def test_other_models_answer_as_on_the_cpu(model_on_gpu: ModelOnGpu) -> None:
+    """Whole answers, and the scores of given texts."""
+    manifest, made = model_on_gpu.manifest, model_on_gpu.backend()
+    host = emulated_cuda_backend(model_on_gpu.folder, manifest)
+    plan = Plan.of(manifest, 8)
+    options = replace(BEAM, num_hypotheses=1, max_length=12)
+    requests = [(source, options) for source in SOURCES * 4]
+    engines = [
+        Engine(manifest, backend, replace(plan, cache_buckets=buckets or plan.cache_buckets), max_queue=100)
+        for backend, buckets in ((made.backend, made.cache_buckets), (host, None))
+    ]
+    found, expected = (results(decode(engine, requests, stagger=1)) for engine in engines)
+    same = [
+        same_or_tie(a.tokens, a.token_log_probs, b.tokens, b.token_log_probs)
+        for mine, theirs in zip(found, expected, strict=True)
+        for a, b in zip(mine.hypotheses, theirs.hypotheses, strict=True)
+    ]
+    assert sum(same) / len(same) >= SAME_BEST[manifest.precision]
+    sources = None if manifest.task == "generate" else SOURCES
+    texts, labels = [source[:-1] or source for source in SOURCES], [source[1:] or source for source in SOURCES]
+    mine, theirs = (each.score_batch(sources, texts, labels) for each in (made.backend, host))
+    for ours, wanted in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(ours, wanted, atol=TOLERANCE[manifest.precision])
 
 
 class Counted:

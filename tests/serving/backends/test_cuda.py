@@ -34,14 +34,15 @@ from beamline.serving.backends.probe import probe
 from beamline.serving.backends.selection import Choice
 from beamline.serving.backends.tensorrt import LibraryRuntime, TensorRtRunner
 from beamline.serving.contract.backend import PooledBackend
-from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest
+from beamline.serving.contract.manifest import AnyManifest, PooledManifest, read_any_manifest, read_manifest
 from beamline.serving.contract.tensorrt_plans import ENGINES, plan_path, read_cards
 from beamline.serving.errors import ComputeError, DeviceLost, ModelError, OutOfMemory
 from tests.gpu import test_gpu
-from tests.gpu.conftest import BUCKETS, SLOTS, OnGpu, PooledOnGpu
+from tests.gpu.conftest import BUCKETS, MODELS, SLOTS, ModelOnGpu, OnGpu, PooledOnGpu
 from tests.support.cuda_driver import EmulatedCuda
 from tests.support.emulator import CAPABILITY, MODULE, VERSION, write_emulated_plans
 from tests.support.marian_shape import MarianShape
+from tests.support.shipped import shipped
 from tests.support.tensorrt_library import EmulatedLibrary, _Engine, _Runtime, fits
 
 pytestmark = pytest.mark.skipif(bool(probe().devices), reason="there is a GPU, and calls to CUDA would do something")
@@ -81,6 +82,13 @@ class OnEmulated(OnGpu):
         gpu, runner = on_device(self.cuda, self.folder, self.manifest, self.choice.kind)
         buckets = runner.plans.cache_buckets if isinstance(runner, TensorRtRunner) else None
         return Made(GpuBackend(self.manifest, gpu, runner), buckets)
+
+
+@dataclass(frozen=True)
+class ModelOnEmulated(ModelOnGpu):
+    cuda: EmulatedCuda
+
+    backend = OnEmulated.backend
 
 
 @dataclass(frozen=True)
@@ -125,6 +133,19 @@ def test_other_precisions(
     for check in CHECKS:
         check(on_gpu)
     test_gpu.test_throughput(on_gpu, 8, 4, lambda name, value: None)
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
+@pytest.mark.parametrize("model", MODELS)
+def test_other_models(
+    model: str, kind: str, tmp_path: Path, cuda: EmulatedCuda, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "version"
+    shutil.copytree(shipped(model) if model != "language" else request.getfixturevalue("language_model").folder, folder)
+    manifest = read_manifest(folder)
+    if kind == "tensorrt":
+        write_emulated_plans(folder, manifest, BUCKETS, SLOTS)
+    test_gpu.test_other_models_answer_as_on_the_cpu(ModelOnEmulated(folder, manifest, choice_of(kind), cuda))
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
