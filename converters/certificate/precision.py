@@ -99,12 +99,18 @@ class PrecisionCheck:
         ]
         return rows if self.text is None else rows + self.text.rows(self.precision)
 
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.mean_log_prob_difference))
+
     def problems(self) -> list[str]:
+        if not self.is_finite:
+            return ["its numbers overflow, and log-probabilities are NaN or infinite"]
         found = []
         allowed = np.inf if self.max_log_prob_allowed is None else self.max_log_prob_allowed
-        if not self.max_log_prob_difference <= allowed:  # also catches a NaN
+        if self.max_log_prob_difference > allowed:
             found.append(f"log-probabilities differ by up to {self.max_log_prob_difference:.3g}")
-        if not self.mean_log_prob_difference <= self.mean_log_prob_allowed:
+        if self.mean_log_prob_difference > self.mean_log_prob_allowed:
             found.append(f"log-probabilities differ by {self.mean_log_prob_difference:.3g} on average")
         if self.same_best_share < self.same_best_required:
             found.append(f"only {self.same_best_share:.0%} of the best beams are the same")

@@ -3,7 +3,7 @@
 Matrix products, attention and caches are in half; normalisations, softmax, log-softmax, sums and the search are in
 float32. What stands between them (additions, activations, reshapes) follows its inputs, and float32 wins: a residual
 that leaves a normalisation stays in float32. What nobody computes in bfloat16 is in float32, too. TensorRT is strongly
-typed, so it computes exactly this; so does ONNX Runtime, on which it is checked.
+typed, so it computes exactly this; so does ONNX Runtime on a GPU. On the CPU it does not: `simulated` is for that.
 """
 
 from __future__ import annotations
@@ -183,38 +183,44 @@ def _graphs(attribute: ir.Attr) -> Iterable[ir.Graph]:
     return attribute.as_graphs() if attribute.type is ir.AttributeType.GRAPHS else ()
 
 
-# -- bfloat16 where nothing computes in it ---------------------------------------------------------------------------
+# -- half precision where nothing computes in it ---------------------------------------------------------------------
 
 
-def simulated(model: ir.Model) -> None:
-    """A bfloat16 graph as float32 that is rounded wherever the original would be: ONNX Runtime's CPU has no kernels for
-    bfloat16, but casts to and fro are exact."""
-    graph, bfloat = model.graph, ir.DataType.BFLOAT16
+def simulated(model: ir.Model, precision: str) -> None:
+    """Changes a graph in half to float32 that is rounded behind every operator whose result is in half. What is too
+    large for float16 becomes infinite there; sums inside an operator stay in float32, as cuBLAS keeps them.
+
+    ONNX Runtime's CPU has no kernels for bfloat16 and few for float16: what it lacks in float16 it computes in float32,
+    and drops the casts between, so that nothing would be rounded nor overflow. Casts to and fro in the graph itself it
+    keeps."""
+    graph, half = model.graph, HALF_TYPES[precision]
     for value in (*graph.inputs, *graph.initializers.values()):
-        if value.dtype is bfloat:
+        if value.dtype is half:
             if value.const_value is not None:
                 value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float32), name=value.name)
             value.type = ir.TensorType(FULL)
     for number, node in enumerate(list(graph)):
-        if node.op_type == "Cast" and node.attributes["to"].as_int() == bfloat.value:
-            node.outputs[0].type = ir.TensorType(FULL)
-            _round_trip(graph, node, number)
-            node.attributes["to"] = ir.AttrInt64("to", FULL.value)
-        elif any(output.dtype is bfloat for output in node.outputs):
-            _round_trip(graph, node, number)
+        if any(output.dtype is half for output in node.outputs):
+            if node.op_type == "Cast":
+                node.attributes["to"] = ir.AttrInt64("to", FULL.value)
+            for place, output in enumerate(node.outputs):
+                if output.dtype is half:
+                    _round(graph, node, output, half, f"{number}_{place}")
 
 
-def _round_trip(graph: ir.Graph, node: ir.Node, number: int) -> None:
-    for place, output in enumerate(node.outputs):
-        if not _is_float(output):
-            continue
-        output.type = ir.TensorType(FULL)
-        uses = list(output.uses())
-        down = ir.node("Cast", [output], attributes={"to": ir.DataType.BFLOAT16}, name=f"down_{number}_{place}")
-        up = ir.node("Cast", [down.outputs[0]], attributes={"to": FULL}, name=f"up_{number}_{place}")
-        for each, dtype in ((down, ir.DataType.BFLOAT16), (up, FULL)):
-            each.outputs[0].name = f"{each.name}_out"
-            each.outputs[0].type, each.outputs[0].shape = ir.TensorType(dtype), output.shape
-        graph.insert_after(node, [down, up])
-        for user, where in uses:
-            user.replace_input_with(where, up.outputs[0])
+def _round(graph: ir.Graph, node: ir.Node, output: ir.Value, half: ir.DataType, number: str) -> None:
+    """Whoever reads this output, or gets it from the graph, reads it rounded."""
+    output.type = ir.TensorType(FULL)
+    uses = list(output.uses())
+    down = ir.node("Cast", [output], attributes={"to": half}, name=f"down_{number}")
+    up = ir.node("Cast", [down.outputs[0]], attributes={"to": FULL}, name=f"up_{number}")
+    for each, dtype in ((down, half), (up, FULL)):
+        each.outputs[0].name = f"{each.name}_out"
+        each.outputs[0].type, each.outputs[0].shape = ir.TensorType(dtype), output.shape
+    graph.insert_after(node, [down, up])
+    for user, where in uses:
+        user.replace_input_with(where, up.outputs[0])
+    for place, result in enumerate(list(graph.outputs)):
+        if result is output:
+            output.name, up.outputs[0].name = f"{output.name}_unrounded", output.name
+            graph.outputs[place] = up.outputs[0]

@@ -1,7 +1,8 @@
 """From float32 graphs to another precision, and what that costs: the same requests on both, compared.
 
 The export has been compared with PyTorch before; here the lowered graphs are compared with that export, on ONNX
-Runtime's CPU, and the result becomes part of the certificate.
+Runtime's CPU (those in half rounded behind every operator, as a GPU's kernels do), and the result becomes part of the
+certificate.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ class Lowering:
 
     graph: Callable[[ir.Model, Sequence[StateTensor]], None]  # changes the graph
     state: Callable[[Sequence[StateTensor]], tuple[StateTensor, ...]]  # what lives in a slot afterwards
-    simulate: Callable[[ir.Model], None] | None = None  # where ONNX Runtime's CPU can't run the graph itself
+    simulate: Callable[[ir.Model], None] | None = None  # where ONNX Runtime's CPU does not compute in it
 
 
-def _half(precision: str, simulate: Callable[[ir.Model], None] | None = None) -> Lowering:
+def _half(precision: str) -> Lowering:
     return Lowering(
-        lambda model, state: to_half(model, state, precision), lambda state: half_state(state, precision), simulate
+        lambda model, state: to_half(model, state, precision),
+        lambda state: half_state(state, precision),
+        lambda model: simulated(model, precision),
     )
 
 
@@ -54,14 +57,20 @@ def _few_bits(quantise: Callable[[ir.Model], int]) -> Lowering:
 
 LOWERINGS: Mapping[str, Lowering] = {
     "float16": _half("float16"),
-    "bfloat16": _half("bfloat16", simulated),
+    "bfloat16": _half("bfloat16"),
     "int8": _few_bits(quantise_weights),
     "int4": _few_bits(quantise_blocks),
 }
 _ADVICE = {
-    "float16": ". Try --precision bfloat16, whose numbers are as large as float32's",
+    "float16": ". It needs --precision float32",
+    "bfloat16": ". Try --precision float16, whose numbers are finer but end at 65504, or keep float32",
     "int8": ". It needs --precision float32",
     "int4": ". Try --precision int8",
+}
+_ADVICE_ON_OVERFLOW = {
+    **_ADVICE,
+    "float16": ": in float16 they end at 65504. Try --precision bfloat16, whose numbers are as large as float32's",
+    "bfloat16": ". It needs --precision float32",
 }
 
 
@@ -80,9 +89,9 @@ def lower(
     else:
         check = _compare_simulated(folder, manifest, precision, lowering)
     if check.problems():
+        advice = _ADVICE if check.is_finite else _ADVICE_ON_OVERFLOW
         raise ParityFailure(
-            f"in {precision} the model is not the same any more: {'; '.join(check.problems())}"
-            + _ADVICE.get(precision, "")
+            f"in {precision} the model is not the same any more: {'; '.join(check.problems())}{advice[precision]}"
         )
     take_over(work, folder)
     return lowered, check
