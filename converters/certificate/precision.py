@@ -14,10 +14,11 @@ from beamline.serving.contract.manifest import Manifest
 
 _WIDTH, _STEPS = 4, 12
 _LENGTHS = (1, 2, 3, 5, 8, 13, 21, 34) * 4
-# Largest and mean difference of a log-probability. The shipped model shows 0.005 and 0.0005 in float16, 0.06 and 0.01
-# in bfloat16; ten times as much is another model. 8-bit weights move single words by more, and many beams: there the
-# mean decides, and a mistake would make it far larger.
-_LIMITS = {"float16": (0.05, 0.005), "bfloat16": (0.5, 0.1), "int8": (None, 0.5), "int4": (None, 1.0)}
+# Largest and mean difference of a log-probability. In half precision they grow with the depth: the shipped en-de shows
+# 0.02 and 0.0015 in float16, 0.09 and 0.011 in bfloat16, SmolLM2-135M with its 30 layers 0.03 and 0.0042, 0.27 and
+# 0.034; a mistake shows far more. 8-bit weights move single words by more, and many beams: there the mean decides, and
+# a mistake would make it far larger.
+_LIMITS = {"float16": (0.1, 0.01), "bfloat16": (0.5, 0.1), "int8": (None, 0.5), "int4": (None, 1.0)}
 _SAME_BEST = {"float16": 0.8, "bfloat16": 0.5, "int8": 0.0, "int4": 0.0}
 # Of the words that float32 writes on real text, how many must be the best ones of few bits, too. The shipped models
 # show 0.99 in int8 and 0.96 in int4; what they lose are near ties. So little can be asked of all words (random weights
