@@ -8,20 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from beamline.serving.errors import BeamlineError, DeviceLost
+from beamline.serving.errors import OutOfMemory
 
 _AGAIN_AFTER = 60.0  # seconds
 
 
 class _Refused(NamedTuple):
     until: float
-    kind: type[BeamlineError]
     why: str
 
 
 class LateGraphs:
-    """Where one can't be opened, for want of memory, say, that is not tried again for each request: it reads all
-    weights, for seconds, in which nobody decodes."""
+    """Where there is no memory for one, that is not tried again for each request: it reads all weights, for seconds, in
+    which nobody decodes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,11 +30,9 @@ class LateGraphs:
     def opening(self, graph: str) -> Iterator[None]:
         refused = self._refused.get(graph)
         if refused is not None and self._clock() < refused.until:
-            raise refused.kind(refused.why)
+            raise OutOfMemory(refused.why)
         try:
             yield
-        except DeviceLost:
-            raise
-        except BeamlineError as error:
-            self._refused[graph] = _Refused(self._clock() + _AGAIN_AFTER, type(error), str(error))
+        except OutOfMemory as error:
+            self._refused[graph] = _Refused(self._clock() + _AGAIN_AFTER, str(error))
             raise

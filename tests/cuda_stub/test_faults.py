@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from beamline.serving.backends import onnxruntime_cuda
+from beamline.serving.backends import late_graphs, onnxruntime_cuda
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output
@@ -62,8 +62,11 @@ def refused_alone(answers: dict[int, Output]) -> None:
 
 @pytest.mark.parametrize("runs", [10, pytest.param(None, marks=pytest.mark.full)], ids=["some", "all"])
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)
-def test_out_of_memory_while_requests_run(folder: Path, runs: int | None, stub: Stub, quiet: None) -> None:
+def test_out_of_memory_while_requests_run(
+    folder: Path, runs: int | None, stub: Stub, quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every allocation in turn, or some of them: one request is refused, or nobody."""
+    monkeypatch.setattr(late_graphs, "_AGAIN_AFTER", 0.0)
     _, count = allocations(stub, folder)
     refused = 0
     gc.collect()
