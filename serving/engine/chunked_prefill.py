@@ -3,6 +3,8 @@ Whatever takes time (a chunk, memory for more of it, a place in the batch) has a
 
 All tokens but a prompt's last go through the prefill graph, into memory of their own; the last one is the input of the
 request's first step. Prompts of similar length that come together are computed together, a row each.
+
+Remembered prompts have what memory is left: before a request is refused for want of it, they are forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +28,8 @@ from beamline.serving.engine.scheduler import Scheduler
 from beamline.serving.errors import ComputeError, DeviceLost, OutOfMemory
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 LARGEST_CHUNK = 512  # tokens, over all rows
 _SMALLEST_CHUNK = 4  # on a CPU they take as long as one: the weights are read once
@@ -150,7 +155,21 @@ class ChunkedPrefill:
         self._tokens = self._cached_tokens = 0
 
     def give_back(self, scheduler: Scheduler[Request]) -> bool:
-        return False  # a prompt is computed when its request has been admitted
+        """Of prompts that are remembered: those that wait in the queue have none, they are computed when admitted."""
+        before = len(self._cache)
+        if not self._cache.forget_some():
+            return False
+        log.info("%d remembered prompts are given up for want of memory", before - len(self._cache))
+        return True
+
+    def _with_room(self, scheduler: Scheduler[Request], work: Callable[[], Answer]) -> Answer:
+        """It is tried again for as long as there is something to forget, if there is too little memory for it."""
+        while True:
+            try:
+                return work()
+            except OutOfMemory:
+                if not self.give_back(scheduler):
+                    raise
 
     def clear(self) -> None:
         self._groups.clear()
@@ -163,36 +182,46 @@ class ChunkedPrefill:
             prompt = request.source[:-1]
             request.started = self._clock()
             known = self._cache.find(prompt, request.tenant)
-            request.cached_tokens = 0 if known is None else known.length
+            request.cached_tokens = _length(known)
             self._tokens += len(prompt) + 1
-            self._cached_tokens += request.cached_tokens
-            if prompt and (known is None or known.length < len(prompt)):
+            if request.cached_tokens < len(prompt):
                 work.append((request, known))
                 continue
             try:
-                request.memory = self._memory_of(known)
-                ready.append(request)
+                request.memory = self._with_room(scheduler, partial(self._memory_of, prompt, known))
             except DeviceLost:
                 raise
             except Exception as error:
                 self._give_up(request, scheduler, error)
+                continue
+            request.cached_tokens = _length(known)
+            if request.memory is None:
+                work.append((request, None))
+            else:
+                self._cached_tokens += request.cached_tokens
+                ready.append(request)
         for group in _grouped(work):
             self._open(group, scheduler)
         return ready
 
-    def _memory_of(self, known: Known | None) -> Any:
-        """Of a prompt of which nothing is left to compute: it is known, or has no tokens before its last."""
-        if known is None:
+    def _memory_of(self, prompt: tuple[int, ...], known: Known | None) -> Any:
+        """Of a prompt of which nothing is left to compute: it is known, or has no tokens before its last. None where it
+        has been forgotten, to make room for this."""
+        if not prompt:
             return self._backend.prompts([0], [None])[0]
-        return self._backend.prefix(known.memory, known.length)[0]
+        return None if known is None or not known.length else self._backend.prefix(known.memory, known.length)[0]
 
     def _open(self, group: Sequence[tuple[Request, Known | None]], scheduler: Scheduler[Request]) -> None:
         """Gives a group its memory; where that fails for several, each is tried alone."""
         requests = [request for request, _ in group]
         prompts = [request.source[:-1] for request in requests]
+
+        def memories_for() -> list[Any]:
+            known = [(each.memory, each.length) if each is not None and each.length else None for _, each in group]
+            return self._backend.prompts([len(prompt) for prompt in prompts], known)
+
         try:
-            known = [None if each is None else (each.memory, each.length) for _, each in group]
-            memories = self._backend.prompts([len(prompt) for prompt in prompts], known)
+            memories = self._with_room(scheduler, memories_for)
         except DeviceLost:
             raise
         except Exception as error:
@@ -201,6 +230,9 @@ class ChunkedPrefill:
             for each in group:
                 self._open([each], scheduler)
             return
+        for request, known in group:
+            request.cached_tokens = _length(known)
+            self._cached_tokens += request.cached_tokens
         self._groups.append(_Group(requests, prompts, [request.cached_tokens for request in requests], memories))
 
     def _give_up(self, request: Request, scheduler: Scheduler[Request], error: Exception) -> None:
@@ -216,12 +248,13 @@ class ChunkedPrefill:
         length = min(group.remaining, max(_SMALLEST_CHUNK, budget // rows))
         chunk = group.chunk(length)
         try:
-            while not self._backend.grow(group.memories, int(chunk.starts.max()) + length):
+            entries = int(chunk.starts.max()) + length
+            while not self._with_room(scheduler, partial(self._backend.grow, group.memories, entries)):
                 if others_wait:
                     self._groups.insert(0, group)
                     return False
             began = self._clock()
-            self._backend.take_in(group.memories, chunk)
+            self._with_room(scheduler, partial(self._backend.take_in, group.memories, chunk))
         except DeviceLost:
             raise
         except Exception as error:
@@ -271,6 +304,10 @@ def _grouped(work: Sequence[tuple[Request, Known | None]]) -> list[list[tuple[Re
         else:
             groups.append([(request, known)])
     return groups
+
+
+def _length(known: Known | None) -> int:
+    return 0 if known is None else known.length
 
 
 def _remaining(request: Request) -> int:

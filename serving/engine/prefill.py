@@ -36,7 +36,8 @@ class Prefill(Protocol):
         """Adds what was computed of prompts since the last time."""
 
     def give_back(self, scheduler: Scheduler[Request]) -> bool:
-        """Where the device is full: whether there was any memory of requests that still wait in the queue."""
+        """Where the device is full: whether there was any memory that nobody needs now, of requests that still wait in
+        the queue, or of prompts that are remembered. It may be called again for more."""
 
     def clear(self) -> None:
         """Everybody has been answered: nothing of theirs is kept."""

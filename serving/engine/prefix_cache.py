@@ -1,7 +1,8 @@
 """The cache entries of recent prompts: one that begins as another did need not be computed from its first token.
 
-Bounded in bytes; what was not asked for the longest goes first. Off with a limit of 0. Each tenant finds only its own
-prompts: how much of a prompt was known is reported to its sender, and would tell what others have sent.
+Bounded in bytes; what was not asked for the longest goes first, sooner where the device has too little memory for what
+runs. Off with a limit of 0. Each tenant finds only its own prompts: how much of a prompt was known is reported to its
+sender, and would tell what others have sent.
 """
 
 from __future__ import annotations
@@ -17,20 +18,30 @@ from beamline.serving.contract.backend import Ints
 WORTHWHILE = 16  # tokens; fewer are computed faster than kept
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The beginning of a prompt that is known."""
-
-    memory: Any  # the backend's; may hold more than this
-    length: int
-
-
 @dataclass(eq=False, slots=True)
 class _Entry:
     tokens: Ints
-    memory: Any
+    memory: Any  # None: it was forgotten
     size: int  # bytes
     tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The beginning of a prompt that is known; nothing of it is, once it was forgotten. So whoever keeps this does not
+    keep the memory."""
+
+    _entry: _Entry
+    _length: int
+
+    @property
+    def memory(self) -> Any:
+        """The backend's; may hold more than this."""
+        return self._entry.memory
+
+    @property
+    def length(self) -> int:
+        return 0 if self._entry.memory is None else self._length
 
 
 class PrefixCache:
@@ -54,7 +65,7 @@ class PrefixCache:
             return None
         entry = self._entries.pop(best)
         self._entries.append(entry)
-        return Known(entry.memory, lengths[best])
+        return Known(entry, lengths[best])
 
     def wants(self, tokens: Sequence[int], tenant: str = "") -> bool:
         """Whether a prompt would add anything."""
@@ -76,6 +87,17 @@ class PrefixCache:
         while self.size > self.limit:
             self._drop(self._entries[0])
 
+    def forget_some(self) -> bool:
+        """At least half of the bytes, those that were not asked for the longest; whether there were any. What a request
+        still uses, on its way into a slot, was asked for last and goes last; its memory is freed when that is over."""
+        if not self._entries:
+            return False
+        kept = self.size // 2
+        self._drop(self._entries[0])
+        while self.size > kept:
+            self._drop(self._entries[0])
+        return True
+
     def _of(self, tenant: str) -> list[_Entry]:
         return [entry for entry in self._entries if self._visible(entry, tenant)]
 
@@ -85,6 +107,7 @@ class PrefixCache:
     def _drop(self, entry: _Entry) -> None:
         self._entries.remove(entry)
         self.size -= entry.size
+        entry.memory = None
 
 
 def _common(one: Ints, other: Ints) -> int:

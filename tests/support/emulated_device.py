@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from beamline.serving.backends.device import ALIGNMENT, MemoryUse, Pitches, item_bytes
 from beamline.serving.contract.backend import Ints
+from beamline.serving.errors import OutOfMemory
 
 
 class Refused(Exception):
@@ -28,6 +29,8 @@ class EmulatedDevice:
 
     def __init__(self) -> None:
         self.stream = 0
+        self.most_bytes: int | None = None  # that may be allocated
+        self._in_use = 0  # bytes: what is freed may be allocated again at once, as in a pool, though not by the host
         self.waits = self.copies = self.copied_bytes = 0
         self.recorded = 0
         self.replayed = 0
@@ -41,15 +44,20 @@ class EmulatedDevice:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
+        if self.most_bytes is not None and self._in_use + nbytes > self.most_bytes:
+            left = self.most_bytes - self._in_use
+            raise OutOfMemory(f"the emulator has {left:,} bytes left, and {nbytes:,} more are needed")
         raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
         offset = -raw.ctypes.data % ALIGNMENT
         buffer = raw[offset : offset + nbytes]
         address = int(buffer.ctypes.data)
         self._buffers[address] = buffer
+        self._in_use += nbytes
         return address
 
     def free(self, address: int) -> None:
         if address in self._buffers:
+            self._in_use -= len(self._buffers[address])
             self._ask(lambda: self._buffers.pop(address, None))
 
     def enter(self) -> None:

@@ -207,8 +207,8 @@ def emulated_backend(
     return GpuBackend(manifest, device, runner), runner, device
 
 
-def emulated_cuda_backend(folder: Path, manifest: Manifest) -> GpuBackend:
+def emulated_cuda_backend(folder: Path, manifest: Manifest, device: EmulatedDevice | None = None) -> GpuBackend:
     """The runner of ONNX Runtime's CUDA provider, with the CPU provider behind it."""
-    device = EmulatedDevice()
+    device = device or EmulatedDevice()
     runner = OnnxRuntimeCudaRunner(folder, manifest, 0, 0, place="cpu", launch=device.launch, owner=device)
     return GpuBackend(manifest, device, runner)

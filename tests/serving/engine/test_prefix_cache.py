@@ -48,3 +48,22 @@ def test_what_was_not_asked_for_goes_first_whoever_it_belongs_to() -> None:
     cache.put(PROMPT, "d", 10, "d")
     assert cache.find(tuple(range(1, 21)), "b") is None
     assert cache.find(tuple(range(0, 20)), "a") is not None
+
+
+def test_half_is_forgotten_at_a_time_the_oldest_first() -> None:
+    cache = PrefixCache(1000)
+    for number, size in enumerate((10, 20, 30, 40)):
+        cache.put(tuple(range(number, number + 20)), number, size)
+    oldest = cache.find(tuple(range(0, 20)))
+    newest = cache.find(tuple(range(3, 23)))
+    assert oldest is not None
+    assert newest is not None
+    assert cache.forget_some()
+    assert (oldest.memory, newest.memory) == (0, 3)
+    sizes = [cache.size]
+    while cache.forget_some():
+        sizes.append(cache.size)
+    assert sizes == [50, 0]
+    assert len(cache) == 0
+    assert (oldest.memory, oldest.length, newest.length) == (None, 0, 0)
+    assert cache.find(tuple(range(0, 20))) is None
