@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beamline.serving.backends.chunk_timer import ChunkTimer
 from beamline.serving.backends.device import SCRATCH_BYTES, DeviceTensor, Gpu, GraphRunner, TensorSpec, named_sizes
 from beamline.serving.backends.one_shot import GpuGraphs
 from beamline.serving.backends.padding import padded_count, padded_step
 from beamline.serving.backends.slots import FROM_HOST, Memory, SlotBackend, next_of, sizes_at
 from beamline.serving.backends.staging import Staging
-from beamline.serving.contract.backend import Shape, Start, StepInputs, StepOutputs
+from beamline.serving.contract.backend import DeviceTimes, PromptChunk, Shape, Start, StepInputs, StepOutputs
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.contract.stats import DeviceStats
 from beamline.serving.errors import ComputeError, OutOfMemory
@@ -62,6 +63,7 @@ class _Step:
     batch: int
     reported: int
     launch: _Launch
+    chunks: int  # of prompts, that were asked for before it
 
 
 _Asked = tuple[dict[str, NDArray[Any]], int, _Launch]
@@ -82,6 +84,8 @@ class GpuBackend(SlotBackend):
         self._idle: set[int] = set()  # slots that nobody has and that may be computed with, as they are laid out
         self._steps = self._replayed = 0
         self._seconds = 0.0  # of the device, in steps
+        self._step_seconds = 0.0  # in the one that was collected last
+        self._chunk_timer = ChunkTimer(device)
         weakref.finalize(self, _let_go, device, self._in_flight, self._launches).atexit = False
 
     def allocate(self, slots: int, largest: Shape) -> int:
@@ -138,6 +142,10 @@ class GpuBackend(SlotBackend):
                 self._arenas[spec.name].clear_last(idle, self._shape.beams)
         self._idle.clear()
 
+    def take_in(self, memories: Sequence[Memory], chunk: PromptChunk) -> None:
+        with self._chunk_timer.measure(chunk.tokens.size):
+            super().take_in(memories, chunk)
+
     # -- a step ------------------------------------------------------------------------------------------------
 
     def run(self, inputs: StepInputs) -> StepOutputs:
@@ -156,7 +164,8 @@ class GpuBackend(SlotBackend):
             self._gpu.forget(begin)
             self._turn = 1 - self._turn  # what it has uploaded may still be on its way
             raise
-        self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported, launch))
+        chunks = self._chunk_timer.asked
+        self._in_flight.append(_Step(begin, end, arrays, self._shape.batch, reported, launch, chunks))
         self._turn = 1 - self._turn
 
     def _ask_for_what_fits(self, inputs: StepInputs) -> _Asked:
@@ -209,7 +218,9 @@ class GpuBackend(SlotBackend):
         step = self._in_flight.popleft()
         try:
             self._gpu.wait(step.mark)
-            self._seconds += self._gpu.seconds(step.begin, step.mark)
+            self._step_seconds = self._gpu.seconds(step.begin, step.mark)
+            self._seconds += self._step_seconds
+            self._chunk_timer.reached(step.chunks)
         finally:
             self._gpu.forget(step.begin)
         found = {}
@@ -228,6 +239,9 @@ class GpuBackend(SlotBackend):
             self._gpu.forget(step.begin)
             self._gpu.forget(step.mark)
         self._gpu.finish()
+
+    def device_times(self) -> DeviceTimes:
+        return DeviceTimes(self._step_seconds, self._chunk_timer.take())
 
     def device_stats(self) -> DeviceStats:
         memory = self._gpu.memory()

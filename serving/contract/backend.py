@@ -92,6 +92,22 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkTime:
+    """What a device took for a chunk of prompts."""
+
+    tokens: int  # of all its rows
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """By the device's own clock."""
+
+    step_seconds: float  # of the step that was collected last
+    chunks: tuple[ChunkTime, ...]  # those that it was seen to be done with since it was asked the last time
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     token_log_probs: Floats  # [T]
     attention: Floats | None  # [T, S]; none without a source
@@ -172,6 +188,15 @@ class PipelinedBackend(Protocol):
 
     def forget_launches(self) -> None:
         """After a failure: nobody will collect what is in flight."""
+
+
+@runtime_checkable
+class TimedBackend(Protocol):
+    """What a backend has besides, if `take_in` returns before the device has begun: the host's clock would put a
+    chunk's time down to the step that is collected behind it."""
+
+    def device_times(self) -> DeviceTimes:
+        """Waits for nothing: of a chunk it is known when a step that was asked for later has been collected."""
 
 
 @runtime_checkable

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from beamline.serving.contract.backend import Backend, PromptChunk
+from beamline.serving.contract.backend import Backend, PromptChunk, TimedBackend
 from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.outputs import out_of_memory
 from beamline.serving.engine.prefill import could_not_prepare
@@ -39,7 +39,7 @@ _GROUP_ROWS = 16
 
 class Pace:
     """How many tokens of prompts go between two steps: as many as let a running stream's gap become `slowdown` times
-    what it is without them, but never fewer than a few."""
+    what it is without them, but never fewer than a few. By the device's clock, where the host does not wait for it."""
 
     def __init__(self, slowdown: float) -> None:
         self._chunk_per_step = slowdown - 1  # the rest of the gap is the step itself
@@ -106,6 +106,7 @@ class ChunkedPrefill:
         self, backend: Backend, outputs: OutputCollector, clock: Callable[[], float], cache: PrefixCache, pace: Pace
     ) -> None:
         self._backend = backend
+        self._timed = backend if isinstance(backend, TimedBackend) else None
         self._outputs = outputs
         self._clock = clock
         self._groups: list[_Group] = []
@@ -147,7 +148,13 @@ class ChunkedPrefill:
         return []
 
     def stepped(self, seconds: float) -> None:
-        self._pace.stepped(seconds)
+        if self._timed is None:
+            self._pace.stepped(seconds)
+            return
+        times = self._timed.device_times()
+        self._pace.stepped(times.step_seconds)
+        for chunk in times.chunks:
+            self._pace.took(chunk.tokens, chunk.seconds)
 
     def report(self, stats: StepStats) -> None:
         stats.prompt_tokens, stats.cached_prompt_tokens = self._tokens, self._cached_tokens
@@ -261,7 +268,8 @@ class ChunkedPrefill:
             log.info("computing a chunk of %d prompts failed", rows)
             self._isolate(scheduler, group, error)
             return False
-        self._pace.took(length * rows, self._clock() - began)
+        if self._timed is None:
+            self._pace.took(length * rows, self._clock() - began)
         group.took(length)
         return True
 

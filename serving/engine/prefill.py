@@ -30,7 +30,7 @@ class Prefill(Protocol):
         memory now and can have a slot. `busy`: something else has taken time already."""
 
     def stepped(self, seconds: float) -> None:
-        """How long a decode step took: what there is time for."""
+        """How long a decode step took, by the host's clock: what there is time for."""
 
     def report(self, stats: StepStats) -> None:
         """Adds what was computed of prompts since the last time."""

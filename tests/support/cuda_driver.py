@@ -32,6 +32,11 @@ class EmulatedCuda:
         self.failing: dict[str, Any] = {}  # what the next call of a name says, instead of doing it
         self._work = _Work(self.device)
 
+    @property
+    def events(self) -> int:
+        """That were created and not destroyed."""
+        return len(self._work._marks)
+
     def __getattr__(self, name: str) -> Any:
         ours = getattr(self._work, name, None)
         if ours is None:

@@ -40,6 +40,7 @@ class EmulatedDevice:
         self._recording: list[Callable[[], None]] | None = None
         self._marks = self._done = 0  # marks that were made, and that were reached
         self._reached: dict[int, float] = {}  # when, of those that are timed
+        self.clock: Callable[[], float] = time.perf_counter  # the device's own
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -206,7 +207,7 @@ class EmulatedDevice:
         def reached() -> None:
             self._done = number
             if timed:
-                self._reached[number] = time.perf_counter()
+                self._reached[number] = self.clock()
 
         self._ask(reached)
         return number

@@ -13,6 +13,7 @@ from beamline.serving.contract.stats import StepStats
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Piece, Result, TraceStep
 from beamline.serving.engine.request import Request
+from tests.support.emulated_device import EmulatedDevice
 from tests.support.engines import Answer, make_engine, step
 
 
@@ -41,6 +42,9 @@ class Harness:
             clock=lambda: self.now,
         )
         self.backend = cast(CpuBackend, self.engine._backend)  # or one with the same methods
+        device = self.backend._device
+        if isinstance(device, EmulatedDevice):
+            device.clock = lambda: self.now
 
     def submit(
         self,

@@ -1,13 +1,16 @@
-"""How much of a prompt goes between two steps of those who decode already; on a device whose time is made up."""
+"""How much of a prompt goes between two steps of those who decode already; on devices whose time is made up."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import pytest
 
+from beamline.serving.backends.device import DeviceTensor
 from beamline.serving.backends.fake import FakeBackend, fake_manifest
 from beamline.serving.contract.backend import PromptChunk, Shape
 from beamline.serving.engine.capacity import Plan
@@ -16,7 +19,11 @@ from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
 from beamline.serving.engine.outputs import Output, Piece
 from beamline.serving.engine.request import Request
+from tests.support.emulated_device import EmulatedDevice
+from tests.support.emulator import emulated_cuda_backend
 from tests.support.engines import step
+from tests.support.lm_requests import ENDLESS, GREEDY, prompt
+from tests.support.tiny_lm import TinyModel
 
 STEP = 0.030
 PROMPT = 400
@@ -104,3 +111,84 @@ def test_where_nobody_waits_a_chunk_is_as_large_as_can_be() -> None:
     pace = Pace(2.0)
     assert pace.tokens(others_wait=False) == LARGEST_CHUNK
     assert pace.tokens(others_wait=True) < LARGEST_CHUNK
+
+
+class TimedGpu(EmulatedDevice):
+    """The host goes on while it works, and sees how late it is only when it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.host = 0.0  # on either clock
+        self.clock = lambda: self.now
+        self.steps: list[float] = []  # when each was over
+
+    def _ask(self, work: Callable[[], object]) -> None:
+        asked = self.host
+
+        def when_asked() -> None:
+            self.now = max(self.now, asked)
+            work()
+
+        super()._ask(when_asked)
+
+    def wait(self, mark: int) -> None:
+        super().wait(mark)
+        self.host = max(self.host, self.now)
+
+    def work(self, graph: str, seconds: float) -> None:
+        def take_time() -> None:
+            self.now += seconds
+            if graph == "step":
+                self.steps.append(self.now)
+
+        self.launch(take_time)
+
+
+def on_a_gpu(model: TinyModel, slowdown: float) -> tuple[Engine, TimedGpu]:
+    """Asking for a chunk takes the host a millisecond, however long that is."""
+    device = TimedGpu()
+    backend = emulated_cuda_backend(model.folder, model.manifest, device)
+    prepare = backend._runner.prepare
+
+    def timed(graph: str, tensors: Mapping[str, DeviceTensor], keep: bool = False) -> Callable[[], None]:
+        call, seconds = prepare(graph, tensors, keep), STEP
+        if graph == "prefill":
+            seconds = chunk_seconds(prod(tensors["tokens"].shape))
+            device.host += 0.001
+
+        def call_and_take_time() -> None:
+            call()
+            device.work(graph, seconds)
+
+        return call_and_take_time
+
+    backend._runner.prepare = timed  # type: ignore[method-assign]
+    plan = Plan.of(model.manifest, slots=4)
+    engine = Engine(model.manifest, backend, plan, max_queue=10, prompt_slowdown=slowdown, clock=lambda: device.host)
+    return engine, device
+
+
+def gaps_on_a_gpu(model: TinyModel, slowdown: float) -> list[float]:
+    """Between the ends of a stream's steps, from when a long prompt comes until it gets its first token."""
+    engine, device = on_a_gpu(model, slowdown)
+
+    def submit(source: tuple[int, ...], options: DecodingOptions) -> list[Output]:
+        outputs: list[Output] = []
+        engine.submit(Request(source, options, outputs.append, streams=True))
+        return outputs
+
+    running = submit(prompt(4), replace(ENDLESS, max_length=400, min_length=400))
+    while len(running) < 5:
+        step(engine)
+    began = len(device.steps)
+    late = submit(prompt(PROMPT), GREEDY)
+    while not late:
+        step(engine)
+    return [after - before for before, after in pairwise(device.steps[began - 1 :])]
+
+
+@pytest.mark.parametrize("slowdown", [2.0, 4.0, 8.0])
+def test_on_a_gpu_too_a_gap_becomes_no_longer_than_was_said(tiny_lm: TinyModel, slowdown: float) -> None:
+    """Though the host learns of a chunk's time only a step later, by the device's clock."""
+    gaps = gaps_on_a_gpu(tiny_lm, slowdown)
+    assert 0.8 * slowdown * STEP <= max(gaps) <= slowdown * STEP + 1e-9
