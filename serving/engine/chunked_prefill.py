@@ -51,10 +51,14 @@ class Pace:
         self._step_seconds += (seconds - self._step_seconds) * (0.2 if self._step_seconds else 1.0)
 
     def took(self, tokens: int, seconds: float) -> None:
-        """A chunk's time is no multiple of its tokens (the weights are read once), so the way there is by trying."""
-        if self._step_seconds and seconds > 0:
-            change = min(2.0, max(0.5, self._chunk_per_step * self._step_seconds / seconds))
-            self._tokens = min(float(LARGEST_CHUNK), max(float(_SMALLEST_CHUNK), tokens * change))
+        """A chunk's time is no multiple of its tokens (the weights are read once), so the way there is by trying. One
+        that was larger, because nobody waited, says little of that; and a smaller one, the rest of a prompt, only
+        whether even that was too much."""
+        if not self._step_seconds or seconds <= 0 or tokens > self._tokens:
+            return
+        change = min(2.0, max(0.5, self._chunk_per_step * self._step_seconds / seconds))
+        wanted = tokens * change if change < 1 else max(tokens * change, self._tokens)
+        self._tokens = min(float(LARGEST_CHUNK), max(float(_SMALLEST_CHUNK), wanted))
 
     def tokens(self, others_wait: bool) -> int:
         return int(self._tokens) if others_wait else LARGEST_CHUNK

@@ -113,6 +113,27 @@ def test_where_nobody_waits_a_chunk_is_as_large_as_can_be() -> None:
     assert pace.tokens(others_wait=True) < LARGEST_CHUNK
 
 
+def test_a_chunk_that_was_larger_because_nobody_waited_lets_none_be_larger_later() -> None:
+    pace = Pace(2.0)
+    pace.stepped(STEP)
+    pace.took(4, chunk_seconds(4))
+    allowed = pace.tokens(others_wait=True)
+    pace.took(LARGEST_CHUNK, chunk_seconds(LARGEST_CHUNK))
+    assert pace.tokens(others_wait=True) == allowed
+
+
+def test_the_rest_of_a_prompt_makes_the_next_one_s_chunks_no_smaller() -> None:
+    pace = Pace(8.0)
+    pace.stepped(STEP)
+    for _ in range(10):
+        tokens = pace.tokens(others_wait=True)
+        pace.took(tokens, chunk_seconds(tokens))
+    pace.took(3, chunk_seconds(3))
+    assert pace.tokens(others_wait=True) == tokens
+    pace.took(40, 10 * chunk_seconds(40))  # unless even that took too long
+    assert pace.tokens(others_wait=True) < 40
+
+
 class TimedGpu(EmulatedDevice):
     """The host goes on while it works, and sees how late it is only when it waits."""
 
@@ -168,7 +189,7 @@ def on_a_gpu(model: TinyModel, slowdown: float) -> tuple[Engine, TimedGpu]:
     return engine, device
 
 
-def gaps_on_a_gpu(model: TinyModel, slowdown: float) -> list[float]:
+def gaps_on_a_gpu(model: TinyModel, slowdown: float, first: int = 4) -> list[float]:
     """Between the ends of a stream's steps, from when a long prompt comes until it gets its first token."""
     engine, device = on_a_gpu(model, slowdown)
 
@@ -177,7 +198,7 @@ def gaps_on_a_gpu(model: TinyModel, slowdown: float) -> list[float]:
         engine.submit(Request(source, options, outputs.append, streams=True))
         return outputs
 
-    running = submit(prompt(4), replace(ENDLESS, max_length=400, min_length=400))
+    running = submit(prompt(first), replace(ENDLESS, max_length=110, min_length=110))
     while len(running) < 5:
         step(engine)
     began = len(device.steps)
@@ -187,8 +208,10 @@ def gaps_on_a_gpu(model: TinyModel, slowdown: float) -> list[float]:
     return [after - before for before, after in pairwise(device.steps[began - 1 :])]
 
 
+@pytest.mark.parametrize("first", [4, 400])
 @pytest.mark.parametrize("slowdown", [2.0, 4.0, 8.0])
-def test_on_a_gpu_too_a_gap_becomes_no_longer_than_was_said(tiny_lm: TinyModel, slowdown: float) -> None:
-    """Though the host learns of a chunk's time only a step later, by the device's clock."""
-    gaps = gaps_on_a_gpu(tiny_lm, slowdown)
+def test_on_a_gpu_too_a_gap_becomes_no_longer_than_was_said(tiny_lm: TinyModel, slowdown: float, first: int) -> None:
+    """Though the host learns of a chunk's time only a step later, by the device's clock; and though the stream's own
+    prompt, before which nobody waited, was one large chunk."""
+    gaps = gaps_on_a_gpu(tiny_lm, slowdown, first)
     assert 0.8 * slowdown * STEP <= max(gaps) <= slowdown * STEP + 1e-9
