@@ -5,7 +5,6 @@ Nothing waits for that. The times are read when a step has been waited for that 
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ class ChunkTimer:
         self.asked = 0  # chunks
         self._pending: deque[_Chunk] = deque()
         self._times: deque[ChunkTime] = deque(maxlen=_MOST)
-        weakref.finalize(self, _forget_all, gpu, self._pending).atexit = False
 
     @contextmanager
     def measure(self, tokens: int) -> Iterator[None]:
@@ -66,8 +64,3 @@ class ChunkTimer:
 def _forget(gpu: Gpu, chunk: _Chunk) -> None:
     gpu.forget(chunk.begin)
     gpu.forget(chunk.end)
-
-
-def _forget_all(gpu: Gpu, pending: deque[_Chunk]) -> None:
-    while pending:
-        _forget(gpu, pending.popleft())

@@ -107,7 +107,7 @@ class CudaDevice:
         self._free_unused()
         error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
         if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            self._trim()
+            self.trim()
             error, address = self._cuda.cuMemAllocFromPoolAsync(nbytes, self._pool, self._stream)
         if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             free, total = self._check(self._cuda.cuMemGetInfo())
@@ -120,9 +120,11 @@ class CudaDevice:
         self.zero(int(address), nbytes)
         return int(address)
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """The pool keeps what is freed, in the pieces that it was; and what is freed behind work that is still to be
-        done may be nobody's yet. All of that goes back to the device."""
+        done may be nobody's yet."""
+        self.enter()
+        self._free_unused()
         self.finish()
         self._check(self._cuda.cuMemPoolTrimTo(self._pool, 0))
 

@@ -132,6 +132,9 @@ class Gpu(Device, Protocol):
     def finish(self) -> None:
         """Waits for all that was asked for, after a failure."""
 
+    def trim(self) -> None:
+        """Gives back to the device, and so to whoever else allocates there, what is kept of freed memory. Waits."""
+
     def drain(self) -> bool:
         """Waits for all that was asked for, before what that uses goes: an encoder's run, say, for somebody who left
         since. On any thread, whose current device stays what it was. False where the device is lost."""

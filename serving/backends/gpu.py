@@ -169,12 +169,14 @@ class GpuBackend(SlotBackend):
         self._turn = 1 - self._turn
 
     def _ask_for_what_fits(self, inputs: StepInputs) -> _Asked:
-        """Idle rows and recordings take memory, too: for a while nothing is padded where there is too little."""
+        """Idle rows and recordings take memory, too: for a while nothing is padded where there is too little. And what
+        our pool keeps is not ONNX Runtime's to take before it is given back."""
         try:
             return self._ask_for(inputs)
         except OutOfMemory:
-            if self._in_flight or self._tight or not self._runner.records:
+            if self._in_flight:
                 raise
+        self._gpu.trim()
         self._tight = _TIGHT_STEPS
         self._turn = 1 - self._turn  # what was uploaded may still be on its way
         return self._ask_for(inputs)

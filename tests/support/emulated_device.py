@@ -101,6 +101,9 @@ class EmulatedDevice:
         while self._queue:
             self._queue.pop(0)()
 
+    def trim(self) -> None:
+        self.finish()
+
     def drain(self) -> bool:
         self.finish()
         return True
