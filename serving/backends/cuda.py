@@ -1,4 +1,4 @@
-"""A real GPU, through CUDA's driver API (`cuda.bindings.driver`): memory, one stream, events, and CUDA graphs.
+"""A real GPU, through CUDA's driver API (`cuda.bindings.driver`): memory, one stream, and events.
 
 Nothing here has been run on hardware yet; docs/gpu.md says what has been checked and how.
 """
@@ -6,7 +6,6 @@ Nothing here has been run on hardware yet; docs/gpu.md says what has been checke
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,14 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from beamline.serving.backends.capture_gate import COLLECTOR, gate_of
+from beamline.serving.backends.cuda_graphs import GraphRecorder
 from beamline.serving.backends.cuda_resources import Owned, checked
 from beamline.serving.backends.cuda_uploads import Uploads
 from beamline.serving.backends.device import SCRATCH_BYTES, MemoryUse, Pitches, aligned, is_lost
 from beamline.serving.contract.backend import Ints
 from beamline.serving.errors import ComputeError, OutOfMemory
-
-log = logging.getLogger(__name__)
 
 _KERNELS = Path(__file__).parent / "kernels" / "gather.ptx"
 _THREADS, _MOST_BLOCKS = 256, 1024
@@ -65,7 +62,7 @@ class CudaDevice:
         release.atexit = False  # the driver does that itself, and may be gone by then
         self._module = self._check(driver.cuModuleLoadData(_KERNELS.read_bytes() + b"\0"))
         self._owned.module = self._module
-        self._recording = False
+        self._recorder = GraphRecorder(driver, number, self._stream, self._owned)
         self._marks = 0  # that were made
         self._scratch = self._scratch_bytes = 0  # where copies go between that overlap; the stream keeps their order
         self._index = self._index_bytes = 0
@@ -309,7 +306,7 @@ class CudaDevice:
 
     def mark(self, timed: bool = False) -> Mark:
         self.enter()
-        if not self._recording:
+        if not self._recorder.active:
             self._free_unused()
         self._marks += 1
         unused = self._owned.events[timed]
@@ -359,60 +356,4 @@ class CudaDevice:
             self._cuda.cuCtxSetCurrent(before)
 
     def record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        with gate_of(self.number).recording() as free:
-            if free:
-                with COLLECTOR.paused():
-                    return self._record(work)
-        _say_not_recorded("a model is being loaded on the same GPU")
-        return None
-
-    def _end_capture(self) -> tuple[Any, Any]:
-        """The stream must leave capture, also where the device is lost: until then, nobody may wait for the device."""
-        self._recording = False
-        with suppress(ComputeError):
-            self.enter()
-        error, graph = self._cuda.cuStreamEndCapture(self._stream)
-        return error, graph
-
-    def _record(self, work: Callable[[], None]) -> Callable[[], None] | None:
-        self.enter()
-        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        (error,) = self._cuda.cuStreamBeginCapture(self._stream, mode)
-        if error != self._cuda.CUresult.CUDA_SUCCESS:
-            _say_not_recorded(error.name)
-            return None
-        self._recording = True
-        try:
-            work()
-        except Exception as reason:
-            _, graph = self._end_capture()  # whatever was captured
-            if graph is not None and int(graph):
-                self._cuda.cuGraphDestroy(graph)
-            _say_not_recorded(reason)
-            return None
-        error, graph = self._end_capture()
-        if error != self._cuda.CUresult.CUDA_SUCCESS:
-            _say_not_recorded(error.name)
-            return None
-        error, executable = self._cuda.cuGraphInstantiate(graph, 0)
-        self._check(self._cuda.cuGraphDestroy(graph))
-        if error != self._cuda.CUresult.CUDA_SUCCESS:  # it takes memory of the device, which may have none left
-            _say_not_recorded(error.name)
-            return None
-
-        def replay() -> None:
-            self.enter()
-            (error,) = self._cuda.cuGraphLaunch(executable, self._stream)
-            if error == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:  # cuBLAS may have recorded that it takes some
-                raise OutOfMemory(f"GPU {self.number} has too little memory left to repeat a recorded step")
-            self._check((error,))
-
-        self._owned.graphs.add(int(executable))
-        freed = weakref.finalize(replay, self._owned.end_graph, executable)
-        freed.atexit = False
-        return replay
-
-
-def _say_not_recorded(reason: object) -> None:
-    """Then it runs without: nobody's step fails for that."""
-    log.info("a step is not recorded as a CUDA graph: %s", reason)
+        return self._recorder.record(work, self.enter)

@@ -55,13 +55,17 @@ CLASSES: dict[str, dict[str, Any]] = {
         "self._cuda.CUresult": cuda.CUresult,
         "self._cuda.CUmemorytype": cuda.CUmemorytype,
         "flags": cuda.CUevent_flags,
-        "self._cuda.CUstreamCaptureMode": cuda.CUstreamCaptureMode,
         "driver.CUstream_flags": cuda.CUstream_flags,
         "driver.CUmemAllocationType": cuda.CUmemAllocationType,
         "driver.CUmemLocationType": cuda.CUmemLocationType,
         "driver.CUmemPool_attribute": cuda.CUmemPool_attribute,
         "names": cuda.CUmemPool_attribute,
         "wanted": cuda.CUDA_MEMCPY3D,
+    },
+    "serving/backends/cuda_graphs.py": {
+        "self._cuda": cuda,
+        "self._cuda.CUresult": cuda.CUresult,
+        "self._cuda.CUstreamCaptureMode": cuda.CUstreamCaptureMode,
     },
     "serving/backends/cuda_resources.py": {
         "driver": cuda,
