@@ -52,7 +52,7 @@ def what_to_build(arguments: argparse.Namespace, rebuild: bool = False) -> tuple
     from beamline.serving.errors import ConversionError
 
     machine = look()
-    devices = machine.probe.devices
+    devices = machine.usable
     library = find_library(arguments.library or library_of(machine, arguments.compute_capability))
     capabilities = checked_capabilities(arguments.compute_capability, library, devices)
     for capability in capabilities:

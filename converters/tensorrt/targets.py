@@ -16,7 +16,7 @@ def library_of(machine: Machine, asked: str | None) -> str | None:
     """By which library, where none was named: the one with which a server on this machine would run the plans. None,
     so the first that can be loaded, where there is no GPU, or where plans are for other GPUs, too: only tensorrt-rtx
     builds those."""
-    here = {device.capability for device in machine.probe.devices}
+    here = {device.capability for device in machine.usable}
     return machine.tensorrt if here and here.issuperset(_numbers(asked)) else None
 
 
@@ -58,4 +58,9 @@ def _usual(library: Library, present: Sequence[CudaDevice]) -> tuple[str, ...]:
         return tuple(sorted(kinds, key=int)) or CAPABILITIES
     if not present:
         raise ConversionError("tensorrt builds on the GPU itself, and there is none here; use tensorrt-rtx")
+    if present[0].number:
+        raise ConversionError(
+            "tensorrt builds for the first GPU that it sees, and that one is too old to be served on: run "
+            f"{present[0].alone}beamline build ..."
+        )
     return (present[0].capability,)

@@ -25,10 +25,10 @@ class GraphRecorder:
 
     def record(self, work: Callable[[], None], enter: Enter) -> Callable[[], None] | None:
         """As `Gpu.record`."""
-        with gate_of(self._number).recording() as free:
+        # The collector may not end a model of this GPU, either, before the gate knows that the recording is over.
+        with COLLECTOR.paused(), gate_of(self._number).recording() as free:
             if free:
-                with COLLECTOR.paused():
-                    return self._record(work, enter)
+                return self._record(work, enter)
         _say_not_recorded("a model is being loaded on the same GPU")
         return None
 

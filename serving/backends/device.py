@@ -10,17 +10,20 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beamline.serving.contract.backend import Ints
-from beamline.serving.errors import ComputeError, ModelError
+from beamline.serving.errors import ComputeError, ModelError, OutOfMemory
 
 ALIGNMENT = 256  # bytes, of every tensor that a graph reads or writes
 SCRATCH_BYTES = 64 * 2**20  # of a GPU, for copies whose places overlap; what is larger is done in parts
+
+T = TypeVar("T")
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "bool": 1}
 
@@ -99,6 +102,7 @@ class Device(Protocol):
 class Gpu(Device, Protocol):
     """A device with a stream of its own."""
 
+    number: int
     waits: int  # how often the host stood still
     copies: int  # that were asked for
     copied_bytes: int
@@ -149,13 +153,25 @@ class Gpu(Device, Protocol):
 
 def is_lost(device: Gpu | None) -> bool:
     """Whether it answers nothing any more, for as long as this process lives: one that can't even say how much memory
-    it has, whatever it calls that."""
-    try:
-        if device is not None:
+    it has, whatever it calls that. It is asked twice, because any one call may fail."""
+    if device is None:
+        return False
+    for _ in range(2):
+        with suppress(ComputeError):
             device.memory()
-    except ComputeError:
-        return True
-    return False
+            return False
+    return True
+
+
+def with_trim(device: Gpu | None, work: Callable[[], T]) -> T:
+    """Once more where there is too little memory: what our pool keeps is not there for a library's own allocations."""
+    try:
+        return work()
+    except OutOfMemory:
+        if device is None:
+            raise
+    device.trim()
+    return work()
 
 
 @dataclass(frozen=True, slots=True)

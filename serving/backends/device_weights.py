@@ -52,14 +52,15 @@ class DeviceWeights:
         if not places:
             return
         memory = Allocation(self._device, sum(aligned(place.length) for place in places))
-        self._memory.append(memory)
-        address = memory.address
+        address, values = memory.address, dict[_Place, ort.OrtValue]()
         for place in sorted(places):
             self._device.upload(address, content[place.offset : place.offset + place.length])
             tensor = DeviceTensor(address, place.dtype, place.shape)
-            self._values[place] = wrapped(tensor, self._place, self._number)
+            values[place] = wrapped(tensor, self._place, self._number)
             address += aligned(place.length)
         self._device.wait(self._device.mark())
+        self._memory.append(memory)
+        self._values |= values
 
 
 def _shared(graph: onnx.GraphProto) -> Iterator[tuple[str, _Place]]:

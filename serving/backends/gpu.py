@@ -193,7 +193,7 @@ class GpuBackend(SlotBackend):
         launch = self._prepared(values, len(inputs.forced))
         self._inputs.upload(launch.inputs, values, self._turn)
         if self._tight:
-            launch.call, launch.recorded = launch.prepared, False
+            launch.call, launch.recorded, launch.count = launch.prepared, False, 0
         launch.call()
         self._steps += 1
         self._replayed += launch.recorded

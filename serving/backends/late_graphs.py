@@ -11,11 +11,13 @@ from typing import NamedTuple
 from beamline.serving.errors import OutOfMemory
 
 _AGAIN_AFTER = 60.0  # seconds
+_TRIES = 2  # before that: the second one when all has been given back that could be
 
 
 class _Refused(NamedTuple):
     until: float
     why: str
+    times: int
 
 
 class LateGraphs:
@@ -29,10 +31,13 @@ class LateGraphs:
     @contextmanager
     def opening(self, graph: str) -> Iterator[None]:
         refused = self._refused.get(graph)
-        if refused is not None and self._clock() < refused.until:
+        if refused is not None and self._clock() >= refused.until:
+            refused = None
+        if refused is not None and refused.times >= _TRIES:
             raise OutOfMemory(refused.why)
         try:
             yield
         except OutOfMemory as error:
-            self._refused[graph] = _Refused(self._clock() + _AGAIN_AFTER, str(error))
+            times = 1 if refused is None else refused.times + 1
+            self._refused[graph] = _Refused(self._clock() + _AGAIN_AFTER, str(error), times)
             raise

@@ -19,6 +19,7 @@ from beamline.serving.backends.device import (
     aligned,
     named_sizes,
     sizes_of,
+    with_trim,
 )
 
 _LEAST_RESULTS = 64 * 2**10  # bytes of pinned memory
@@ -85,10 +86,14 @@ class GpuGraphs:
         for each in spec.inputs:
             if each.name not in bound:
                 self._device.upload(tensors[each.name].address, np.ascontiguousarray(feeds[each.name]))
-        launch = self._runner.prepare(graph, {**tensors, **bound})
+        bound_tensors = {**tensors, **bound}
+        with_trim(self._device, lambda: self._launch(graph, bound_tensors))
+        return tensors, owner
+
+    def _launch(self, graph: str, tensors: Tensors) -> None:
+        launch = self._runner.prepare(graph, tensors)
         self._device.enter()  # to open a graph that was not needed before may have left another one
         launch()
-        return tensors, owner
 
     def _memory_for(self, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Tensors, object]:
         places, end = {}, 0

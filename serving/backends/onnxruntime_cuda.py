@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from beamline.serving.backends.capture_gate import gate_of
 from beamline.serving.backends.cuda_runtime import forget_last_error
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, is_lost, with_trim
 from beamline.serving.backends.device_weights import DeviceWeights
 from beamline.serving.backends.late_graphs import LateGraphs
 from beamline.serving.backends.memory_messages import is_about_memory
@@ -75,6 +75,7 @@ class OnnxRuntimeCudaRunner:
         self._sessions: dict[str, ort.InferenceSession] = {}
         self._late = LateGraphs()
         self._keeping: dict[str, int] = {}  # graphs that keep pinned memory at every run: runs so far
+        self._gpu = owner
         self._is_lost = functools.partial(is_lost, owner)
         weakref.finalize(self, _close, self._sessions, owner, device).atexit = False
         self._weights = Weights(folder, manifest)
@@ -127,7 +128,7 @@ class OnnxRuntimeCudaRunner:
     def _session(self, graph: str) -> ort.InferenceSession:
         if graph not in self._sessions:
             with self._late.opening(graph):
-                self._sessions[graph] = opened = self._open(graph)
+                self._sessions[graph] = opened = with_trim(self._gpu, lambda: self._open(graph))
             if self._place == "cuda" and any(node.op_type in _RECURRENT for node in placement(opened)):
                 self._keeping[graph] = 0
         return self._sessions[graph]

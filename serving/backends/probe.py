@@ -24,7 +24,8 @@ class CudaDevice:
     def alone(self) -> str:
         """What stands before a command that works on the first GPU that it sees, so that this is the one. By its UUID:
         numbers are not the machine's where CUDA_VISIBLE_DEVICES was set before."""
-        return f"CUDA_VISIBLE_DEVICES={self.uuid or self.number} " if self.number else ""
+        named = f"GPU-{self.uuid}" if self.uuid else self.number
+        return f"CUDA_VISIBLE_DEVICES={named} " if self.number else ""
 
 
 @dataclass(frozen=True, slots=True)

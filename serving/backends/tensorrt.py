@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamline.serving.backends.capture_gate import Gate, gate_of
-from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec
+from beamline.serving.backends.device import DeviceTensor, Gpu, GraphSpec, TensorSpec, with_trim
 from beamline.serving.backends.late_graphs import LateGraphs
 from beamline.serving.backends.memory_messages import is_about_memory
 from beamline.serving.backends.tensorrt_messages import listener_of, rebuild_helps, together
@@ -73,7 +73,7 @@ class TensorRtRunner:
         self._make_room(max((each.activation_bytes for each in self._engines.values()), default=0))
         for key, engine in self._engines.items():  # now, when there is memory, and nobody waits
             self._contexts[key] = _Shared(engine.context(self._activations))
-        weakref.finalize(self, device.drain).atexit = False
+        weakref.finalize(self, _close, device, self._contexts, self._engines).atexit = False
         self._stream_owner = device  # the last attribute: contexts and engines go before their stream
 
     def spec(self, graph: str) -> GraphSpec:
@@ -123,7 +123,7 @@ class TensorRtRunner:
     def _engine(self, key: tuple[str, int | None]) -> Engine:
         if key not in self._engines:
             with self._late.opening(key[0]):
-                engine = self._load(key)
+                engine = with_trim(self._device, lambda: self._load(key))
                 self._make_room(engine.activation_bytes)
             self._engines[key] = engine
         return self._engines[key]
@@ -138,6 +138,14 @@ class TensorRtRunner:
         if nbytes > self._activation_bytes:
             self._activations = self._device.allocate(nbytes)
             self._activation_bytes = nbytes
+
+
+def _close(device: Gpu, *made: dict[Any, Any]) -> None:
+    """Contexts and engines, when what they were asked for is over, and nothing is recorded."""
+    device.drain()
+    with gate_of(device.number).opening():
+        for each in made:
+            each.clear()
 
 
 class _Shared:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -80,7 +81,8 @@ class Engine:
             cache, pace = PrefixCache(prefix_cache_bytes, share_prefix_cache), Pace(prompt_slowdown)
             self._prefill = ChunkedPrefill(backend, self._outputs, clock, cache, pace)
         admission = Admission(f"{manifest.name} (scoring)", 1, max_queue, early_refusal)
-        self._scoring = Scoring(backend, admission, self._outputs, clock)
+        give_back = partial(self._prefill.give_back, self._scheduler)
+        self._scoring = Scoring(backend, admission, self._outputs, clock, give_back)
         self._stats = StepStats(plan.slots)  # of the step that is running
         self._measured = backend if isinstance(backend, MeasuredBackend) else None
         self._steps = 0

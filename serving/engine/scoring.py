@@ -13,6 +13,7 @@ from beamline.serving.engine.one_shot import OneShotExecutor
 from beamline.serving.engine.outputs import Hypothesis, Scores
 from beamline.serving.engine.queue import Admission, WorkQueue
 from beamline.serving.engine.request import OutputCollector, Request
+from beamline.serving.errors import OutOfMemory
 
 MOST_TOKENS = 1024  # of one run, padding included
 _MOST_ROWS = 32
@@ -22,14 +23,20 @@ class Scoring:
     """`queue` is for any thread; the rest is the engine's."""
 
     def __init__(
-        self, backend: Backend, admission: Admission, outputs: OutputCollector, clock: Callable[[], float]
+        self,
+        backend: Backend,
+        admission: Admission,
+        outputs: OutputCollector,
+        clock: Callable[[], float],
+        give_back: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`give_back`: some of what is kept without need; false where there is none of it any more."""
         self._clock = clock
         self._behind_since: float | None = None  # when the last run ended, if it left others waiting
         self.queue: WorkQueue[Request] = WorkQueue(admission)
         self._executor = OneShotExecutor(
             self.queue,
-            partial(_score, backend),
+            partial(_score_or_make_room, backend, give_back),
             lambda request: len(request.target),
             outputs,
             clock,
@@ -62,6 +69,17 @@ class Scoring:
         ended = self._clock()
         self.queue.served((ended - (self._behind_since or began)) / texts)
         self._behind_since = ended if self.queue.waiting else None
+
+
+def _score_or_make_room(backend: Backend, give_back: Callable[[], bool], group: Sequence[Request]) -> list[Scores]:
+    try:
+        return _score(backend, group)
+    except OutOfMemory:
+        if not give_back():
+            raise
+    while give_back():
+        pass
+    return _score(backend, group)
 
 
 def _score(backend: Backend, group: Sequence[Request]) -> list[Scores]:

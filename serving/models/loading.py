@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from beamline.serving.errors import ModelError
@@ -40,22 +40,25 @@ class LoadingThread:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Result] = loop.create_future()
 
-        def answer(outcome: Future[Result]) -> None:
+        def answer(held: list[Future[Result]]) -> None:
             if result.done():  # it was given up
+                self.drop(held)
                 return
+            outcome = held[0]
             if (error := outcome.exception()) is not None:
                 result.set_exception(error)
             else:
                 result.set_result(outcome.result())
 
         def job() -> None:
-            outcome: Future[Result] = Future()
+            held: list[Future[Result]] = [Future()]
             try:
-                outcome.set_result(work(*arguments))
+                held[0].set_result(work(*arguments))
             except BaseException as error:
-                outcome.set_exception(error)
+                held[0].set_exception(error)
             with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(answer, outcome)
+                loop.call_soon_threadsafe(answer, held)
+            del held  # an error has this frame in its traceback
 
         self._jobs.put(job)
         try:
@@ -64,9 +67,16 @@ class LoadingThread:
         except TimeoutError:
             if not result.cancelled():  # it is the work's own
                 raise
-            self.stop()
-            self._jobs = _started()
+            self._begin_anew()
             raise LoadTooLong(f"it took longer than {self._limit:g} seconds, and was given up") from None
+
+    def _begin_anew(self) -> None:
+        """On another thread, with what waits behind the job that hangs."""
+        hung, self._jobs = self._jobs, _started()
+        with suppress(Empty):
+            while True:
+                self._jobs.put(hung.get_nowait())
+        hung.put(None)
 
     def drop(self, last: list[Any]) -> None:
         """Clears a list of what nobody else refers to any more, when there is nothing else to do, and gives the memory

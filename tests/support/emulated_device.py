@@ -28,7 +28,7 @@ class EmulatedDevice:
     part: int | None = None
 
     def __init__(self) -> None:
-        self.stream = 0
+        self.number = self.stream = 0
         self.most_bytes: int | None = None  # that may be allocated
         self._in_use = 0  # bytes: what is freed may be allocated again at once, as in a pool, though not by the host
         self.waits = self.copies = self.copied_bytes = 0

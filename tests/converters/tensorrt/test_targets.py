@@ -29,7 +29,7 @@ from tests.support.tensorrt_builder import ScriptedModule, scripted
 VERSIONS = {"tensorrt": "11.4.0", "tensorrt-rtx": "1.7.1"}
 BOTH = ("tensorrt", "tensorrt-rtx")
 A10, H100 = CudaDevice(0, "NVIDIA A10", "86", 24 * 2**30), CudaDevice(0, "NVIDIA H100", "90", 80 * 2**30)
-L4 = CudaDevice(1, "NVIDIA L4", "89", 24 * 2**30, "GPU-00000000-0000-0000-0000-00000000cafe")
+L4 = CudaDevice(1, "NVIDIA L4", "89", 24 * 2**30, "00000000-0000-0000-0000-00000000cafe")
 TENSORRT, RTX = scripted(), Library("tensorrt_rtx", ScriptedModule(version=VERSIONS["tensorrt-rtx"]))
 
 
@@ -125,7 +125,7 @@ def test_tensorrt_builds_for_one_gpu_after_the_other(
     build = ["build", manifest.name, "--repo", str(tmp_path), "--buckets", str(worst_case(manifest))]
     machine = a_machine(monkeypatch, BOTH, A10, L4)
     assert main(build) == 0
-    only_l4 = f"CUDA_VISIBLE_DEVICES={L4.uuid} beamline build"
+    only_l4 = f"CUDA_VISIBLE_DEVICES=GPU-{L4.uuid} beamline build"
     wanted = "--compute-capability 89"
     name = manifest.name
     assert f"run `{only_l4} {name} {wanted} --library tensorrt`" in choose_for("auto", machine, folder, manifest).reason
@@ -158,3 +158,13 @@ def test_capabilities_are_checked() -> None:
     both_ways = "for 89, CUDA_VISIBLE_DEVICES=.* beamline build .*; for GPUs that are not here, --library tensorrt_rtx"
     with pytest.raises(ConversionError, match=only + both_ways):
         checked_capabilities("80,86,89", TENSORRT, [A10, L4])
+
+
+def test_a_gpu_that_nobody_would_serve_on_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a server leaves it out: it is too old."""
+    old = CudaDevice(0, "NVIDIA GTX 1080", "61", 8 * 2**30)
+    a_machine(monkeypatch, BOTH[1:], old, L4)
+    assert what()[1].capabilities == ("89",)
+    a_machine(monkeypatch, BOTH[:1], old, L4)
+    with pytest.raises(ConversionError, match=f"CUDA_VISIBLE_DEVICES=GPU-{L4.uuid}"):
+        what()

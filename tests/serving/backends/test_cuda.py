@@ -21,7 +21,7 @@ import pytest
 import tensorrt_rtx as trt
 
 from beamline.converters.passes.lowering import lower
-from beamline.serving.backends.capture_gate import COLLECTOR
+from beamline.serving.backends.capture_gate import COLLECTOR, gate_of
 from beamline.serving.backends.cuda import CudaDevice
 from beamline.serving.backends.device import GraphRunner, is_lost
 from beamline.serving.backends.factory import Made, make_backend
@@ -452,6 +452,37 @@ def test_garbage_is_not_collected_within_a_recording(cuda: EmulatedCuda) -> None
     assert gone == ["gone"]
 
 
+def test_a_model_that_ends_as_a_recording_does_waits_for_nobody(cuda: EmulatedCuda) -> None:
+    """The collector, which has had a pause, may find a model of the same GPU just then, on the same thread."""
+    gpu, closed = CudaDevice(0), list[bool]()
+    address = gpu.allocate(16)
+
+    class Model:
+        pass
+
+    def close() -> None:
+        with gate_of(0).opening():
+            closed.append(True)
+
+    def work() -> None:
+        model = Model()
+        model.itself = model  # type: ignore[attr-defined]
+        weakref.finalize(model, close)
+        gpu.zero(address, 16)
+
+    thread = threading.Thread(target=gpu.record, args=(work,), daemon=True)
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        thread.start()
+        thread.join(30.0)
+    finally:
+        gc.set_threshold(*before)
+    assert not thread.is_alive()
+    gc.collect()
+    assert closed == [True]
+
+
 def test_the_collector_goes_on_when_the_last_one_does_not_mind() -> None:
     with COLLECTOR.paused():
         with COLLECTOR.paused():
@@ -464,11 +495,11 @@ def test_the_second_gpu_without_plans_says_how_they_are_built(
     plain_model: MarianShape, cuda: EmulatedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tensorrt` builds for the first GPU that it sees, so this one has to be that."""
-    second = Found(1, "emulated", CAPABILITY, 2**30, "GPU-00000000-0000-0000-0000-00000000cafe")
+    second = Found(1, "emulated", CAPABILITY, 2**30, "00000000-0000-0000-0000-00000000cafe")
     choice = Choice("tensorrt", (GPU, second), "asked for", MODULE)
     monkeypatch.setitem(sys.modules, MODULE, EmulatedLibrary(cuda.device, plain_model.folder, 0))
     monkeypatch.setattr("beamline.serving.backends.cuda.CudaDevice", lambda number: CudaDevice(0))  # there is but one
     advice = f"beamline build {plain_model.manifest.name} --compute-capability {CAPABILITY} --library {MODULE}"
-    for device, before in ((GPU, ""), (second, f"CUDA_VISIBLE_DEVICES={second.uuid} ")):
+    for device, before in ((GPU, ""), (second, f"CUDA_VISIBLE_DEVICES=GPU-{second.uuid} ")):
         with pytest.raises(ModelError, match=f"run `{before}{advice}`"):
             make_backend(plain_model.folder, plain_model.manifest, 1, choice, device, {})

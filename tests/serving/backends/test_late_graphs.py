@@ -18,13 +18,13 @@ def test_a_refusal_is_repeated_for_a_minute() -> None:
             if error is not None:
                 raise error
 
-    for clock[0] in (0.0, 1.0, 59.0):
+    for clock[0] in (0.0, 1.0, 2.0, 60.0):
         with pytest.raises(OutOfMemory, match="2 MiB are missing"):
             open_score(OutOfMemory("2 MiB are missing"))
     with late.opening("another"):
         pass
-    clock[0] = 61.0
+    clock[0] = 61.5
     with pytest.raises(ComputeError):  # which may pass
         open_score(ComputeError("a call of CUDA's failed"))
     open_score(None)
-    assert tries == [0.0, 61.0, 61.0]
+    assert tries == [0.0, 1.0, 61.5, 61.5]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from beamline.serving.backends.gpu import GpuBackend
@@ -9,9 +12,9 @@ from beamline.serving.contract.backend import StepInputs
 from beamline.serving.engine.capacity import Plan
 from beamline.serving.engine.core import Engine
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import Output, Result
+from beamline.serving.engine.outputs import Output, Result, Scores
 from beamline.serving.engine.request import Request
-from beamline.serving.errors import Overloaded
+from beamline.serving.errors import OutOfMemory, Overloaded
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.emulator import emulated_cuda_backend
 from tests.support.engines import step
@@ -135,3 +138,40 @@ def test_without_anything_to_forget_a_prompt_is_refused(tiny_lm: TinyModel, serv
     served.finish()
     assert [type(answer) for answer in refused] == [Overloaded]
     assert same(served.answer(prompt(40)), Served(tiny_lm).answer(prompt(40)))
+
+
+def test_they_make_room_for_scores(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose graph is opened when it is first needed, when all else may be full already."""
+    served.answer(prompt(300, seed=1))
+    served.answer(prompt(300, seed=2))
+    score = served.backend.score_batch
+
+    def picky(*arguments: Any) -> Any:
+        if served.engine._prefill._cache.size:  # type: ignore[attr-defined]
+            raise OutOfMemory("it is full")
+        return score(*arguments)
+
+    monkeypatch.setattr(served.backend, "score_batch", picky)
+    outputs: list[Output] = []
+    served.engine.submit(Request((), None, outputs.append, target=(5, 6, 7), labels=(6, 7, 8)))
+    served.finish()
+    assert [type(output) for output in outputs] == [Scores]
+
+
+def test_what_they_had_is_there_for_the_librarys_own_memory(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it does not take from our pool: that has to be trimmed first."""
+    served.answer(prompt(300, seed=1))
+    prepare, trim, pool = served.backend._runner.prepare, served.device.trim, [True]
+
+    def trimmed() -> None:
+        pool[0] = served.engine._prefill._cache.size > 0  # type: ignore[attr-defined]
+        trim()
+
+    def picky(graph: str, tensors: Any, keep: bool = False) -> Callable[[], None]:
+        if graph == "prefill" and pool[0]:
+            raise OutOfMemory("it is full")
+        return prepare(graph, tensors, keep)
+
+    monkeypatch.setattr(served.device, "trim", trimmed)
+    monkeypatch.setattr(served.backend._runner, "prepare", picky)
+    served.answer(prompt(300, seed=2))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from beamline.serving.config import ServeConfig
 from beamline.serving.contract.manifest import Manifest
 from beamline.serving.errors import ModelUnavailable
 from beamline.serving.models.loader import Observe
+from beamline.serving.models.loading import LoadingThread, LoadTooLong
 from beamline.serving.models.manager import ModelManager, State
 from beamline.serving.models.settings import ModelSettings
 from beamline.serving.server import Server
@@ -184,3 +186,35 @@ def test_what_hangs_does_not_keep_the_process() -> None:
         check=True,
     )
     assert done.stdout == "given up\n"
+
+
+class Model:
+    """Says on which thread it ended."""
+
+    def __init__(self, ended: list[str]) -> None:
+        weakref.finalize(self, lambda: ended.append(threading.current_thread().name))
+
+
+async def test_a_model_that_came_too_late_ends_on_the_loading_thread() -> None:
+    thread, let, ended = LoadingThread(0.05), threading.Event(), list[str]()
+
+    def load() -> Model:
+        let.wait(WAIT_SECONDS)
+        return Model(ended)
+
+    with pytest.raises(LoadTooLong):
+        await thread.run(load)
+    let.set()
+    await eventually(lambda: bool(ended))
+    assert ended == ["loading"]
+
+
+async def test_what_waits_behind_a_load_that_hangs_is_done_when_that_is_given_up() -> None:
+    thread, let, ended = LoadingThread(0.2), threading.Event(), list[str]()
+    hung = asyncio.ensure_future(thread.run(let.wait, WAIT_SECONDS))
+    await asyncio.sleep(0)  # it has begun
+    thread.drop([Model(ended)])
+    with pytest.raises(LoadTooLong):
+        await hung
+    await eventually(lambda: bool(ended))
+    let.set()
