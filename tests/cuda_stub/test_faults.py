@@ -65,7 +65,7 @@ def refused_alone(answers: dict[int, Output]) -> None:
 def test_out_of_memory_while_requests_run(
     folder: Path, runs: int | None, stub: Stub, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At every allocation in turn, or some of them: one request is refused, or nobody."""
+    """At every allocation in turn, or some of them, and when it is tried again: one request is refused, or nobody."""
     monkeypatch.setattr(late_graphs, "_AGAIN_AFTER", 0.0)
     _, count = allocations(stub, folder)
     refused = 0
@@ -73,7 +73,7 @@ def test_out_of_memory_while_requests_run(
     before = stub.held
     for number in range(1, count + 1, 1 if runs is None else -(-count // runs)):
         engine = load(folder)
-        stub.fail_allocation(number)
+        stub.fail_allocation(number, times=2)
         answers = talk(engine)
         refused_alone(answers)
         refused += any(isinstance(error, Overloaded) for error in failed(answers))
@@ -91,7 +91,7 @@ def test_a_pool_that_has_no_memory_gives_back_what_it_keeps(stub: Stub) -> None:
     stub.fail_allocation(1)
     gpu.allocate(2**20)
     assert stub.counts()["cuMemPoolTrimTo"].calls == 1
-    stub.fail_allocation(1, once=False)
+    stub.fail_allocation(1, times=0)
     with pytest.raises(OutOfMemory):
         gpu.allocate(2**20)
     stub.heal()
@@ -107,7 +107,7 @@ def test_scores_for_which_there_is_no_memory(stub: Stub, monkeypatch: pytest.Mon
         return original(path, *rest)
 
     monkeypatch.setattr(onnxruntime_cuda, "open_session", counted)
-    stub.fail_allocation(1, once=False)
+    stub.fail_allocation(1, times=0)
     answers: list[Output] = []
     for _ in range(3):
         engine.submit(Request((5, 6, 7), None, answers.append, target=(1, 2), labels=(2, 3)))
@@ -142,7 +142,7 @@ def test_out_of_memory_while_a_model_is_loaded(runs: int | None, stub: Stub, qui
     tried = refused = 0
     for number in range(1, count + 1, 1 if runs is None else -(-count // runs)):
         tried += 1
-        stub.fail_allocation(number, once=False)
+        stub.fail_allocation(number, times=0)
         why = refusal(folder)
         refused += why is not None
         told = "does not answer: the device has too little memory"

@@ -10,7 +10,7 @@
 extern struct control {
     long magic;
     long fail_allocation; /* the n-th one from now fails, and then all of them until it is 0 again; 0: none */
-    long fail_once;       /* only that one */
+    long fail_times;       /* only that one */
     long fail_launch;     /* the n-th launch from now fails, alone */
     long lost;            /* a device's number + 1: it answers nothing any more */
     long lost_by;         /* the error that it says then; 0: DEVICE_LOST */

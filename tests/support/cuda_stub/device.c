@@ -138,7 +138,7 @@ int refused_on_demand(void) {
     control->allocations++;
     if (control->fail_allocation > 1) { control->fail_allocation--; return 0; }
     if (control->fail_allocation != 1) return 0;
-    if (control->fail_once) control->fail_allocation = control->fail_once = 0;
+    if (control->fail_times && --control->fail_times == 0) control->fail_allocation = 0;
     return 1;
 }
 

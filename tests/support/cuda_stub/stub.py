@@ -26,7 +26,7 @@ class _Row(ctypes.Structure):
 
 class _Control(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_once", "fail_launch")),
+        *((name, ctypes.c_long) for name in ("magic", "fail_allocation", "fail_times", "fail_launch")),
         *((name, ctypes.c_long) for name in ("lost", "lost_by")),
         ("fail_name", ctypes.c_char * 104),
         *((name, ctypes.c_long) for name in ("fail_call", "fail_loses", "allocations", "launches")),
@@ -99,9 +99,9 @@ class Stub:
     def launches(self) -> int:
         return int(self._control.launches)
 
-    def fail_allocation(self, number: int, once: bool = True) -> None:
-        """The n-th from now, or it and all that follow. 0: none."""
-        self._control.fail_once, self._control.fail_allocation = int(once), number
+    def fail_allocation(self, number: int, times: int = 1) -> None:
+        """The n-th from now, and those that follow until it were so many; 0 times: all. The 0th: none."""
+        self._control.fail_times, self._control.fail_allocation = times, number
 
     def fail_launch(self, number: int) -> None:
         self._control.fail_launch = number
