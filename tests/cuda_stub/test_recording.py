@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -44,45 +45,38 @@ def test_a_wait_for_the_device_breaks_a_recording(stub: Stub) -> None:
     assert gpu.record(lambda: gpu.zero(address, 16)) is not None
 
 
-def test_a_model_is_opened_when_the_recording_of_another_one_is_over(stub: Stub) -> None:
-    """ONNX Runtime waits for the whole device when it opens one."""
-    gpu = CudaDevice(0)
-    address, loaded = gpu.allocate(16), list[GpuBackend]()
-    thread = Thread(target=lambda: loaded.append(backend_of(FOLDER)[0]))
+def recorded_while(other: Callable[[], object], call: str, stub: Stub) -> bool:
+    """Whether something could be recorded, in the midst of which another thread does this, which makes that call."""
+    gpu, thread = CudaDevice(0), Thread(target=other)
+    address = gpu.allocate(16)
 
     def work() -> None:
         thread.start()
-        come = "it comes to open a session, or has waited for the device"
-        eventually(lambda: gate_of(0).waiting > 0 or "cudaDeviceSynchronize" in stub.counts(), come)
+        eventually(
+            lambda: gate_of(0).waiting > 0 or call in stub.counts(), "it waits at the gate, or has made the call"
+        )
         gpu.zero(address, 16)
 
     recorded = gpu.record(work)
     thread.join()
-    assert recorded is not None
-    assert loaded
-    assert "cudaDeviceSynchronize" in stub.counts()
+    assert call in stub.counts()
     assert "waiting for a device that records" not in stub.counts()
+    return recorded is not None
+
+
+def test_a_model_is_opened_when_the_recording_of_another_one_is_over(stub: Stub) -> None:
+    """ONNX Runtime waits for the whole device when it opens one."""
+    loaded: list[GpuBackend] = []
+    assert recorded_while(lambda: loaded.append(backend_of(FOLDER)[0]), "cudaDeviceSynchronize", stub)
+    assert loaded
 
 
 def test_a_model_goes_when_the_recording_of_another_one_is_over(stub: Stub) -> None:
     """The handles of cuBLAS and cuDNN that go with it wait for the whole device."""
-    gpu, going = CudaDevice(0), [started(FOLDER, 2, 2, 64)]
-    address = gpu.allocate(16)
+    going = [started(FOLDER, 2, 2, 64)]
     going[0].run(no_inputs(2, 2))
     stub.reset()
-    thread = Thread(target=going.clear)
-
-    def work() -> None:
-        thread.start()
-        come = "it comes to close a session, or has closed one"
-        eventually(lambda: gate_of(0).waiting > 0 or "cublasDestroy_v2" in stub.counts(), come)
-        gpu.zero(address, 16)
-
-    recorded = gpu.record(work)
-    thread.join()
-    assert recorded is not None
-    assert "cublasDestroy_v2" in stub.counts()
-    assert "waiting for a device that records" not in stub.counts()
+    assert recorded_while(going.clear, "cublasDestroy_v2", stub)
 
 
 @pytest.mark.parametrize("graph", ["step", "score"])

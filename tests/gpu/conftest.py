@@ -32,19 +32,6 @@ MODELS = ("en-de", "en-de-gru", "language")  # 8 bits; recurrent, by cuDNN; with
 
 
 @dataclass(frozen=True)
-class OnGpu:
-    """A small Marian as one kind of device runs it, beside the float32 version that the CPU runs."""
-
-    reference: MarianShape
-    folder: Path
-    manifest: Manifest
-    choice: Choice
-
-    def backend(self) -> Made:
-        return make_backend(self.folder, self.manifest, 1, self.choice, self.choice.devices[0], {})
-
-
-@dataclass(frozen=True)
 class ModelOnGpu:
     """Any model that decodes, as it is."""
 
@@ -54,6 +41,13 @@ class ModelOnGpu:
 
     def backend(self) -> Made:
         return make_backend(self.folder, self.manifest, 1, self.choice, self.choice.devices[0], {})
+
+
+@dataclass(frozen=True)
+class OnGpu(ModelOnGpu):
+    """A small Marian as one kind of device runs it, beside the float32 version that the CPU runs."""
+
+    reference: MarianShape
 
 
 @dataclass(frozen=True)
@@ -106,7 +100,7 @@ def on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if precision != "float32":
         manifest, _ = lower(folder, manifest, precision)
     build_plans(folder, manifest, choice)
-    return OnGpu(model, folder, manifest, choice)
+    return OnGpu(folder, manifest, choice, model)
 
 
 @pytest.fixture(

@@ -111,7 +111,7 @@ def prepared(model: MarianShape, folder: Path, kind: str, precision: str, cuda: 
         manifest, _ = lower(folder, manifest, precision)
     if kind == "tensorrt":
         write_emulated_plans(folder, manifest, BUCKETS, SLOTS)
-    return OnEmulated(model, folder, manifest, choice_of(kind), cuda)
+    return OnEmulated(folder, manifest, choice_of(kind), model, cuda)
 
 
 @pytest.mark.parametrize("kind", ["tensorrt", "cuda"])
