@@ -25,10 +25,7 @@ class ByteText:
         self._spec = spec
         self._names = {index: name for name, index in spec.added.items()}
         self._hidden = frozenset(spec.hidden)
-        words = [
-            rf"\s*{re.escape(word)}\s*" if word in spec.greedy else re.escape(word)
-            for word in sorted(spec.added, key=len, reverse=True)
-        ]
+        words = map(re.escape, sorted(spec.added, key=len, reverse=True))
         self._added = re.compile(f"({'|'.join(words) or '(?!)'})")
         self.vocab_size = max(spec.offset + 256, *(index + 1 for index in spec.added.values()))
 
@@ -52,12 +49,19 @@ class ByteText:
         return chr(index - self._spec.offset) if self._is_byte(index) else ""
 
     def _ids(self, text: str) -> Iterator[int]:
-        # Every second part is an added token.
-        for number, part in enumerate(self._added.split(text)):
+        # Every second part is an added token. The spaces around greedy ones are not a part of the pattern, which would
+        # look at each of many spaces again and again.
+        parts = self._added.split(text)
+        greedy = self._spec.greedy
+        for number, part in enumerate(parts):
             if number % 2:
-                yield self._spec.added[part if part in self._spec.added else part.strip()]
-            else:
-                yield from (self._spec.offset + byte for byte in part.encode())
+                yield self._spec.added[part]
+                continue
+            if number and parts[number - 1] in greedy:
+                part = part.lstrip()
+            if number + 1 < len(parts) and parts[number + 1] in greedy:
+                part = part.rstrip()
+            yield from (self._spec.offset + byte for byte in part.encode())
 
     def _bytes(self, index: int) -> bytes:
         if index in self._names:

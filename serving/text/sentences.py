@@ -64,6 +64,8 @@ def _ends(text: str, begin: int, stop: int, after: int) -> bool:
         return False
     if text[mark:close] != "." or mark == begin:
         return True
+    if text[mark - 1].isspace():
+        return True  # a full stop that stands alone abbreviates nothing
     word = text[max(begin, mark - _LONGEST_ABBREVIATION) : mark].split()[-1]
     return not _is_abbreviation(word.lstrip("".join(_OPENERS)), following)
 

@@ -101,7 +101,8 @@ class _HuggingFace:
         self.vocab_size = max(ids, default=-1) + 1
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        # As a batch of one, which the library encodes without the interpreter's lock: nobody waits for a large text.
+        return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))]

@@ -59,7 +59,18 @@ def test_other_texts(text: str, expected: list[str]) -> None:
     assert sentences(text) == expected
 
 
-@given(st.text(alphabet=st.sampled_from("aB1.!?…。 \n\t\"'()”«,é3"), max_size=60) | st.text(max_size=60))
+def test_a_full_stop_far_behind_its_sentence() -> None:
+    """As in texts that were taken from a table."""
+    for spaces in (1, 23, 24, 200):
+        text = f"Total{' ' * spaces}. Next one."
+        assert [text[begin:end] for begin, end in sentence_spans(text)] == [f"Total{' ' * spaces}.", "Next one."]
+
+
+@given(
+    st.text(alphabet=st.sampled_from("aB1.!?…。 \n\t\"'()”«,é3"), max_size=60)
+    | st.text(alphabet=" .aB)", max_size=90)
+    | st.text(max_size=60)
+)
 def test_only_white_space_lies_between_sentences(text: str) -> None:
     position = 0
     for begin, end in sentence_spans(text):

@@ -78,6 +78,26 @@ def test_a_plain_tokenizers_file(rust_file: Path) -> None:
     assert tokenizer.token(99) == tokenizer.token(-1) == ""
 
 
+def test_others_go_on_while_a_large_text_is_encoded(tmp_path: Path) -> None:
+    """Without merges, every character is a token, and the library takes its time."""
+    Tokenizer(models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer.load(tmp_path / "tokenizer.json")
+    with ThreadPoolExecutor(1) as pool:
+        encoding, turns = pool.submit(tokenizer.encode, "ab" * 500_000), 0
+        while not encoding.done():
+            turns += 1
+        assert len(encoding.result()) == 1_000_000
+    assert turns > 1000
+
+
+def test_spaces_around_a_greedy_token_are_its_own() -> None:
+    """However many: a pattern that begins with spaces would look at each of them again and again."""
+    spec = {"offset": 3, "suffix": [1], "added": {"</s>": 1, "<x>": 259}, "hidden": [1], "greedy": ["</s>"]}
+    tokenizer = TextTokenizer.from_json({"beamline": {"bytes": spec}})
+    assert tokenizer.encode("a  </s>\t </s> b <x> c") == [100, 1, 1, 101, 35, 259, 35, 102, 1]
+    assert len(tokenizer.encode("a" + " " * 300_000 + "b")) == 300_003
+
+
 def test_a_sentencepiece_file() -> None:
     tokenizer = _tokenizer(prefix=[3])
     assert tokenizer.encode(" ab  b ") == [3, 6, 2, 4, 1]
