@@ -116,7 +116,7 @@ def test_poison_stays_in_its_slot(plain_model: MarianShape) -> None:
 @pytest.mark.one_backend
 @pytest.mark.parametrize("leaving", [(0,), (1,), (4,), (1, 4), (0, 1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("poisoned", [0, 4])
-@pytest.mark.parametrize("kind", ["tensorrt-ahead", "cuda"])
+@pytest.mark.parametrize("kind", [pytest.param("tensorrt-ahead", marks=pytest.mark.full), "cuda"])
 def test_poison_of_a_step_in_flight_stays_in_no_slot(
     plain_model: MarianShape, kind: str, poisoned: int, leaving: tuple[int, ...]
 ) -> None:
