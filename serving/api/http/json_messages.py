@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from beamline.serving.errors import InvalidRequest
@@ -17,7 +18,6 @@ _MAX_NAME = 40  # characters of a name that the client made up
 _FIELD = re.compile(r"Failed to parse (\w+) field: ")  # how protobuf names the field
 _TOO_DEEP = "it is nested too deeply"
 _FLOAT32_END = 3.4028236e38
-_LOADING = re.compile(r"(Failed to load JSON: )+")
 
 
 def to_dict(message: Message) -> dict[str, Any]:
@@ -51,15 +51,15 @@ def _dumped(value: Any) -> str:
 def from_json(body: bytes, kind: type[Message]) -> Message:
     """Raises `InvalidRequest` for what is no such message."""
     try:
-        text = body.decode("utf-8")
-        if not text.lstrip().startswith("{"):  # an empty list would pass for an empty message
-            json.loads(text)  # says where it is no JSON at all
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object)
+        if not isinstance(value, dict):  # an empty list would pass for an empty message
             raise ValueError("it must be an object, { ... }")
-        return json_format.Parse(text, kind())
+        descriptor: Any = kind.DESCRIPTOR
+        problem = _error_in_enums(value, descriptor, "")
+        if problem is None:
+            return _parsed(value, kind)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8; it must be a JSON object in UTF-8") from None
-    except json_format.ParseError as error:
-        problem = _shape_error(text, kind.DESCRIPTOR) or _one_line(str(error))
     except RecursionError:
         problem = _TOO_DEEP
     except ValueError as error:
@@ -67,12 +67,59 @@ def from_json(body: bytes, kind: type[Message]) -> Message:
     raise InvalidRequest(f"the body is not a {kind.DESCRIPTOR.name} in JSON: {problem}")
 
 
-def _shape_error(text: str, kind: Any) -> str | None:
-    """What does not have the message's shape; None where the error is another one."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {name[:_MAX_NAME]!r} twice in one object")
+        found[name] = value
+    return found
+
+
+def _parsed(value: dict[str, Any], kind: type[Message]) -> Message:
+    """Raises ValueError for what is not of the message's shape."""
+    descriptor: Any = kind.DESCRIPTOR
     try:
-        return _error_in_object(json.loads(text), kind, "")
-    except (RecursionError, ValueError):
+        return json_format.ParseDict(value, kind())
+    except Exception as error:  # protobuf lets through what Python raises
+        problem = _error_in_object(value, descriptor, "") or _one_line(str(error))
+    raise ValueError(problem)
+
+
+def other_words(kind: EnumDescriptor) -> tuple[bool | str, ...]:
+    """What a client may write for an enumeration's names: Hugging Face's words, as the other APIs take them."""
+    return (True, False, "never") if kind.full_name == "beamline.v1.EarlyStopping" else ()
+
+
+@cache
+def _enums_below(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
+    """The fields that are enumerations or have some in them. Lists, which may be long, are not looked through: none in
+    a request has any."""
+    fields = [field for field in kind.fields if not field.is_repeated]
+    return tuple(
+        field
+        for field in fields
+        if field.enum_type is not None or (field.message_type is not None and _enums_below(field.message_type))
+    )
+
+
+def _error_in_enums(value: Any, kind: Descriptor, place: str) -> str | None:
+    """Protobuf would take true for the number 1, which is EARLY_STOPPING_FALSE. The other words become names here."""
+    if not isinstance(value, dict):
         return None
+    for field in _enums_below(kind):
+        for key in value.keys() & {field.name, field.json_name}:
+            given, where = value[key], f"{place}.{key}" if place else key
+            problem: str | None = None
+            if field.message_type is not None:
+                problem = _error_in_enums(given, field.message_type, where)
+            elif field.enum_type is not None:
+                problem = _error_in_field(given, field, where)
+                if isinstance(given, bool | str) and given in other_words(field.enum_type):
+                    value[key] = f"EARLY_STOPPING_{given}".upper()
+            if problem:
+                return problem
+    return None
 
 
 def _error_in_object(value: Any, kind: Descriptor, place: str) -> str | None:
@@ -142,17 +189,23 @@ def _allowed_instead(value: Any, field: FieldDescriptor) -> str | None:
     if field.type == _F.TYPE_BOOL:
         return None if isinstance(value, bool) else "true or false"
     if field.enum_type is not None:
-        names = [known.name for known in field.enum_type.values]
-        known = value in names or (isinstance(value, int) and not isinstance(value, bool))
-        return None if known else f"one of {', '.join(names)}"
+        names, words = [known.name for known in field.enum_type.values], other_words(field.enum_type)
+        if value in names or (isinstance(value, bool | str) and value in words):
+            return None
+        return None if _is_whole(value, _F.TYPE_INT32) else f"one of {', '.join([*names, *map(json.dumps, words)])}"
     if field.type == _F.TYPE_BYTES:
         return None if isinstance(value, str) else "base64, in quotes"
-    number = _number(value)
     if field.type in _WHOLE:
         lowest, highest = _WHOLE[field.type]
-        right = number is not None and number == number // 1 and lowest <= number <= highest
-        return None if right else f"a whole number from {lowest} to {highest}"
+        return None if _is_whole(value, field.type) else f"a whole number from {lowest} to {highest}"
+    number = _number(value)
     return None if number is not None and abs(number) < _FLOAT32_END else "a number that single precision holds"
+
+
+def _is_whole(value: Any, kind: int) -> bool:
+    lowest, highest = _WHOLE[kind]
+    number = _number(value)
+    return number is not None and number == number // 1 and lowest <= number <= highest
 
 
 def _number(value: Any) -> float | int | None:
@@ -172,5 +225,5 @@ def _one_line(sentence: str) -> str:
     while found := _FIELD.match(sentence):
         path.append(found[1])
         sentence = sentence[found.end() :]
-    sentence = _LOADING.sub("", " ".join(sentence.split())).rstrip(".")
+    sentence = " ".join(sentence.split()).rstrip(".")
     return f"{'.'.join(path)}: {sentence}" if path else sentence

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from beamline.serving.api.http.endpoints import ENDPOINTS, TIMEOUT, Endpoint
+from beamline.serving.api.http.json_messages import other_words
 from beamline.serving.api.http.open_inference import description as open_inference
 from beamline.serving.api.http.operating import DESCRIPTIONS
 from beamline.serving.api.http.proto_comments import comments
@@ -200,9 +201,10 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """In protobuf's JSON, a field that is null is one that was left out."""
     if "type" not in schema:
         return {"anyOf": [schema, {"type": "null"}]}
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     return {
         **schema,
-        "type": [schema["type"], "null"],
+        "type": [*kinds, "null"],
         **({"enum": [*schema["enum"], None]} if "enum" in schema else {}),
     }
 
@@ -221,7 +223,9 @@ def _field(field: FieldDescriptor, schemas: dict[str, Any]) -> dict[str, Any]:
     if kind is not None:
         one = _message(kind, schemas)
     elif field.enum_type is not None:
-        one = {"type": "string", "enum": [value.name for value in field.enum_type.values]}
+        words = other_words(field.enum_type)
+        kind_of_value: Any = ["string", "boolean"] if words else "string"
+        one = {"type": kind_of_value, "enum": [*(value.name for value in field.enum_type.values), *words]}
     else:
         one = _SCALARS[field.type]
     return {"type": "array", "items": one} if field.is_repeated else one

@@ -91,6 +91,10 @@ SENTENCES = {
     '{"options": {"length_penalty": "x"}}': 'options.length_penalty is "x"; it must be a number ',
     '{"options": {"split_sentences": "yes"}}': 'options.split_sentences is "yes"; it must be true or false',
     '{"options": {"early_stopping": "maybe"}}': 'options.early_stopping is "maybe"; it must be one of EARLY_',
+    '{"options": {"early_stopping": 1.5}}': "options.early_stopping is 1.5; it must be one of EARLY_",
+    '{"options": {"earlyStopping": 1e400}}': "options.earlyStopping is Infinity; it must be one of EARLY_",
+    '{"options": {"early_stopping": 99999999999}}': "options.early_stopping is 99999999999; it must be one of EARLY_",
+    '{"model": "a", "model": "b"}': "it has 'model' twice in one object",
     '{"inputs": [{"text": 3}]}': "inputs[0].text is 3; it must be text, in quotes",
     '{"inputs": [{"text": "\\ud800"}]}': r'inputs[0].text is "\ud800"; it must be text, in quotes, of whole characters',
     '{"inputs": [{"text": "a", "token_ids": {}}]}': "inputs[0] has text and token_ids: give one of them",
@@ -109,6 +113,39 @@ def test_a_wrong_field_is_named_as_the_caller_wrote_it(body: str) -> None:
     assert said.startswith(f"the body is not a TranslateRequest in JSON: {SENTENCES[body]}")
     assert "\n" not in said
     assert not said.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("true", pb.EARLY_STOPPING_TRUE),
+        ("false", pb.EARLY_STOPPING_FALSE),
+        ('"never"', pb.EARLY_STOPPING_NEVER),
+        ('"EARLY_STOPPING_TRUE"', pb.EARLY_STOPPING_TRUE),
+        ("1", pb.EARLY_STOPPING_FALSE),
+        ("2.0", pb.EARLY_STOPPING_TRUE),
+    ],
+)
+@pytest.mark.parametrize("field", ["early_stopping", "earlyStopping"])
+@pytest.mark.parametrize("kind", [pb.TranslateRequest, pb.GenerateRequest])
+def test_early_stopping_has_hugging_faces_words_too(
+    kind: type[pb.TranslateRequest | pb.GenerateRequest], field: str, written: str, meant: int
+) -> None:
+    read = from_json(f'{{"options": {{"{field}": {written}}}}}'.encode(), kind)
+    assert isinstance(read, kind)
+    assert read.options.early_stopping == meant
+
+
+def test_early_stopping_that_is_null_is_left_out() -> None:
+    read = from_json(b'{"options": {"early_stopping": null}}', pb.TranslateRequest)
+    assert read == pb.TranslateRequest(options=pb.DecodingOptions())
+
+
+@pytest.mark.parametrize("written", ["true", "false", "1.5", '"never"'])
+def test_pooling_is_a_name_or_its_number(written: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"pooling is {written}; it must be one of POOLING_[A-Z_, ]+$"):
+        from_json(f'{{"pooling": {written}}}'.encode(), pb.EmbedRequest)
+    assert from_json(b'{"pooling": 2}', pb.EmbedRequest) == pb.EmbedRequest(pooling=pb.POOLING_MEAN)
 
 
 async def test_what_is_at_no_address_is_an_error_as_all_others() -> None:
@@ -275,7 +312,9 @@ def test_the_description_knows_every_method_that_answers_in_json() -> None:
     assert (beams.pop("description"), bool(penalty.pop("description"))) == ("1: greedy", True)
     assert beams == {"type": ["integer", "null"], "minimum": 1, "maximum": 2**32 - 1}
     assert penalty == {"type": ["number", "null"], "format": "float", "minimum": -10, "maximum": 10}
-    assert {"EARLY_STOPPING_NEVER", None} <= set(options["early_stopping"]["enum"])
+    stopping = options["early_stopping"]
+    assert {"EARLY_STOPPING_NEVER", True, False, "never", None} <= set(stopping["enum"])
+    assert stopping["type"] == ["string", "boolean", "null"]
     assert api["components"]["schemas"]["Hypothesis"]["properties"]["text"]["type"] == "string"  # an answer's
 
 
