@@ -64,6 +64,8 @@ def from_json(body: bytes, kind: type[Message]) -> Message:
         problem = _TOO_DEEP
     except ValueError as error:
         problem = str(error)
+        if problem.startswith("Exceeds the limit"):  # Python's advice to itself, not to a client
+            problem = "it has a number of too many digits"
     raise InvalidRequest(f"the body is not a {kind.DESCRIPTOR.name} in JSON: {problem}")
 
 
@@ -81,7 +83,7 @@ def _parsed(value: dict[str, Any], kind: type[Message]) -> Message:
     descriptor: Any = kind.DESCRIPTOR
     try:
         return json_format.ParseDict(value, kind())
-    except Exception as error:  # protobuf lets through what Python raises
+    except Exception as error:  # protobuf lets through what Python raises: for a number too large, an OverflowError
         problem = _error_in_object(value, descriptor, "") or _one_line(str(error))
     raise ValueError(problem)
 
@@ -212,7 +214,8 @@ def _number(value: Any) -> float | int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return int(value) if isinstance(value, str) and value.strip("+-").isdigit() else float(value)
+        whole = isinstance(value, int) or (isinstance(value, str) and value.strip("+-").isdigit())
+        return int(value) if whole else float(value)  # a float holds no whole number of more than 309 digits
     except ValueError:
         return None
 

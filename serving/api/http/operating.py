@@ -77,9 +77,9 @@ def routes(manager: Callable[[], ModelManager], repository: Path | None, history
 
     async def certificate(request: Request, manager: ModelManager) -> Any:
         name, version = request.path_params["name"], request.path_params["version"]
-        if not any((each.name, each.version) == (name, str(version)) for each in manager.index()):
-            raise ModelNotFound(f"there is no version {version} of a model {name[:100]!r} here")
-        file = Path() if repository is None else repository / name / str(version) / "parity.json"
+        if not any((each.name, each.version) == (name, version) for each in manager.index()):
+            raise ModelNotFound(f"there is no version {version[:20]!r} of a model {name[:100]!r} here")
+        file = Path() if repository is None else repository / name / version / "parity.json"
         if repository is None or not file.is_file():
             raise ModelNotFound(_NO_CERTIFICATE)
         return json.loads(file.read_text(encoding="utf-8"))
@@ -96,11 +96,12 @@ def routes(manager: Callable[[], ModelManager], repository: Path | None, history
         models = [_batch(each, history.of(each.label)) for each in manager.everything()]
         return {"seconds": _BATCH_SECONDS, "models": models}
 
+    # A version is text here: as a number, one of thousands of digits would fail in the router, before any check.
     return [
         route("/v1/repository", _READ, index),
         route("/v1/repository/{name}/load", _LOAD, load, "POST"),
         route("/v1/repository/{name}/unload", _UNLOAD, unload, "POST"),
-        route("/v1/repository/{name}/{version:int}/certificate", _READ, certificate),
+        route("/v1/repository/{name}/{version}/certificate", _READ, certificate),
         route("/v1/live", _READ, live),
         route("/v1/live/batch", _BATCH, batch),
     ]

@@ -41,6 +41,8 @@ _OUTPUTS = {"return_scores": "score", "return_log_probs": "score", "return_token
 _UNAVAILABLE = ("return_alignment", "top_log_probs")
 _LANGUAGES = ("source_language", "target_language")
 _LARGEST = {"uint32": 2**32 - 1, "uint64": 2**64 - 1}
+_IDS = "ids with commas between them"
+_MOST_DIGITS = 20  # of an id: more than any has
 
 
 @dataclass(slots=True)
@@ -139,9 +141,10 @@ def _expect(name: str, value: Any, kind: type | tuple[type, ...], what: str) -> 
 
 def _ids(name: str, value: Any) -> list[int]:
     """A parameter holds no list, so ids are written with commas between them."""
-    words = _expect(name, value, str, "a string of ids with commas between them").split(",")
-    if not all(word.strip().isdecimal() and int(word) <= _LARGEST["uint32"] for word in words):
-        raise InvalidRequest(f"parameter {name!r} must be a string of ids with commas between them")
+    words = [word.strip() for word in _expect(name, value, str, f"a string of {_IDS}").split(",")]
+    # The digits are counted first: Python reads no number of thousands of them.
+    if not all(word.isdecimal() and len(word) <= _MOST_DIGITS and int(word) <= _LARGEST["uint32"] for word in words):
+        raise InvalidRequest(f"parameter {name!r} must be a string of {_IDS}, each 0 to {_LARGEST['uint32']}")
     return [int(word) for word in words]
 
 

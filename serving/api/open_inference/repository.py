@@ -39,13 +39,17 @@ def requested_versions(request: oip.RepositoryModelLoadRequest) -> Versions | No
         content = json.loads(request.parameters["config"].string_param)
     except ValueError as error:
         raise InvalidRequest(f"parameter `config` is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("parameter `config` is nested too deeply") from None
     if not isinstance(content, dict) or set(content) - {"name", "version_policy"}:
         raise InvalidRequest(
             "parameter `config` may hold only `version_policy`; all else stands in the model's serving.toml"
         )
-    policy = oip.ModelVersionPolicy()
+    policy, asked = oip.ModelVersionPolicy(), content.get("version_policy", {})
+    if not isinstance(asked, dict):
+        raise InvalidRequest("the version_policy must be an object")
     try:
-        json_format.ParseDict(content.get("version_policy", {}), policy)
+        json_format.ParseDict(asked, policy)
     except json_format.ParseError as error:
         raise InvalidRequest(f"the version_policy can't be read: {error}") from None
     return _versions(policy)

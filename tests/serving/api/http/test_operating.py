@@ -88,6 +88,25 @@ async def test_reading_needs_a_token_and_changing_an_operators(tmp_path: Path) -
         assert refused == len(READ) + 2
 
 
+async def test_a_version_of_any_length_is_checked_as_every_call(tmp_path: Path) -> None:
+    reader, one = new_token("reader", (Scope.INFER,), None)
+    (tmp_path / "tokens.toml").write_text(one)
+    config = ServeConfig(fake=True, grpc_port=0, metrics_port=0, http_port=0, tokens=tmp_path / "tokens.toml")
+    async with (
+        started(Server(config)) as server,
+        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=60) as client,
+    ):
+        for version in ("9" * 5000, "newest"):
+            path = f"/v1/repository/fake/{version}/certificate"
+            stranger = await client.get(path)
+            known = await client.get(path, headers={"authorization": f"Bearer {reader}"})
+            assert [stranger.status_code, known.status_code] == [401, 404]
+            sentence = f"there is no version '{version[:20]}' of a model 'fake' here"
+            assert known.json()["error"]["message"] == sentence
+        refused = server.metrics.registry.get_sample_value("beamline_refused_total", {"reason": "unauthenticated"})
+    assert refused == 2
+
+
 @pytest.mark.parametrize(("verb", "path"), DESCRIPTIONS)
 def test_they_are_described(verb: str, path: str) -> None:
     operation = openapi()["paths"][path][verb]
