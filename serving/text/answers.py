@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from beamline.protos import beamline_pb2 as pb
@@ -9,6 +10,7 @@ from beamline.serving.engine.outputs import Alternatives, FinishReason, Hypothes
 from beamline.serving.text.detokenizer import Detokenizer, StopStrings
 from beamline.serving.text.model_card import Tokenizer
 from beamline.serving.text.search_traces import FINISH_REASON
+from beamline.serving.text.stopping import score_of
 
 _CONTEXT = 6  # tokens of the prompt that the first word's spelling may depend on
 
@@ -23,10 +25,13 @@ class Answer:
         prompt: Sequence[int],
         stops: Sequence[str],
         wanted: pb.GenerationOptions,
+        length_penalty: float = 1.0,
     ) -> None:
         self.index = index
         self.tokens = 0  # generated, up to the stop string
         self.finished = False
+        self.finish_reason: FinishReason | None = None
+        self.score = -math.inf  # of a hypothesis: of what is left of it
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, prompt[-_CONTEXT:])
         self._stops = StopStrings(stops)
@@ -34,7 +39,9 @@ class Answer:
         self._return_tokens = wanted.return_tokens or self._return_log_probs
         self._received = 0
         self._pending = pb.GenerateReply(index=index)
-        self._score: float | None = None
+        self._length_penalty = length_penalty
+        self._log_probs: list[float] = []
+        self._complete = False
 
     @property
     def stopped(self) -> bool:
@@ -55,14 +62,16 @@ class Answer:
         """The result: what was not streamed before, and why it ended."""
         known = self._received
         self._add(hypothesis.tokens[known:], hypothesis.token_log_probs[known:], hypothesis.alternatives[known:])
-        self._score = hypothesis.score
         self._finish(hypothesis.finish_reason)
+        self._complete = True
+        self.score = score_of(self._log_probs, self._length_penalty) if self.stopped else hypothesis.score
 
     def _add(self, tokens: Sequence[int], log_probs: Sequence[float], alternatives: Sequence[Alternatives]) -> None:
         for place, (token, log_prob) in enumerate(zip(tokens, log_probs, strict=True)):
             if self.finished or self.stopped:
                 return
             self.tokens += 1
+            self._log_probs.append(log_prob)
             self._pending.text += self._stops.push(self._detokenizer.push(token))
             if self._return_tokens:
                 self._pending.tokens.append(self._token(token, log_prob, alternatives[place : place + 1]))
@@ -87,7 +96,7 @@ class Answer:
         else:
             self._pending.text += self._stops.flush()
         self._pending.finish_reason = FINISH_REASON[reason]
-        self.finished = True
+        self.finished, self.finish_reason = True, reason
 
     def new_reply(self) -> pb.GenerateReply | None:
         """What has come since the last time."""
@@ -101,6 +110,6 @@ class Answer:
         """All of it, where nothing was asked for before."""
         pending = self._pending
         generation = pb.Generation(text=pending.text, tokens=pending.tokens, finish_reason=pending.finish_reason)
-        if self._return_log_probs and self._score is not None:
-            generation.score = self._score
+        if self._return_log_probs and self._complete:
+            generation.score = self.score
         return generation

@@ -22,6 +22,7 @@ from beamline.serving.text.options import generation_options, stop_strings
 from beamline.serving.text.replies import milliseconds
 from beamline.serving.text.scoring import TextScorer
 from beamline.serving.text.search_traces import search_step, search_trace
+from beamline.serving.text.stopping import best_first, reordered
 
 _MAX_MESSAGES = 1024
 
@@ -81,16 +82,22 @@ class Generator:
         async with aclosing(self._decode(prepared, answers, traced, deadline, time)) as steps:
             result = [step async for step in steps][-1]
         assert result is not None
+        assert prepared.options is not None
         with time.writes():
+            places = list(range(len(answers)))
+            if not prepared.options.samples:
+                places = best_first([(answer.finish_reason, answer.score) for answer in answers])
             response = pb.GenerateResponse(
                 model=self.card.name,
                 version=str(self.card.version),
-                generations=[answer.whole() for answer in answers],
+                generations=[answers[place].whole() for place in places],
                 usage=self._usage(prepared, answers, result),
                 timings=milliseconds([result.timings]),
             )
             if result.trace is not None:
-                response.search_trace.CopyFrom(search_trace(result.trace, self._tokenizer, with_steps=False))
+                response.search_trace.CopyFrom(
+                    search_trace(reordered(result.trace, places), self._tokenizer, with_steps=False)
+                )
                 response.search_trace.steps.extend(traced)
         self._observe(time, 1)
         return response
@@ -143,7 +150,7 @@ class Generator:
         assert prepared.options is not None
         prompt, stops = prepared.source, stop_strings(request.options, self.card.defaults)
         answers = [
-            Answer(index, self._tokenizer, prompt, stops, request.options)
+            Answer(index, self._tokenizer, prompt, stops, request.options, prepared.options.length_penalty)
             for index in range(prepared.options.num_hypotheses)
         ]
         if request.options.echo:

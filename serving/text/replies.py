@@ -15,7 +15,7 @@ from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
 from beamline.serving.text.model_card import Tokenizer
 from beamline.serving.text.search_traces import FINISH_REASON, search_trace
-from beamline.serving.text.stopping import ended
+from beamline.serving.text.stopping import best_first, ended, reordered
 from beamline.serving.text.translation_inputs import PreparedInput
 
 _BEST_TO_WORST = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.TIME_LIMIT)
@@ -46,6 +46,12 @@ class ReplyBuilder:
         too."""
         traces = [(part, result.trace) for part, result in enumerate(results) if result.trace is not None]
         candidates = self._candidates(prepared, results)
+        options = prepared.requests[0].options
+        if prepared.stops and len(candidates) > 1 and (options is None or not options.samples):
+            ends = [(hypothesis.finish_reason, hypothesis.score) for _, hypothesis in candidates]
+            places = best_first(ends, shown=1 if streamed else 0)
+            candidates = [candidates[place] for place in places]
+            traces = [(part, reordered(trace, places)) for part, trace in traces]
         return pb.Translation(
             hypotheses=[self._hypothesis(text, hypothesis, wanted) for text, hypothesis in candidates],
             source_tokens=sum(request.source_length for request in prepared.requests),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from beamline.serving.engine.outputs import FinishReason, Hypothesis, Piece
+from beamline.serving.engine.outputs import FinishReason, Hypothesis, Piece, Trace
 from beamline.serving.engine.request import Request
 from beamline.serving.text.detokenizer import Detokenizer, StopStrings
 from beamline.serving.text.model_card import Tokenizer
@@ -74,6 +74,27 @@ def ended(
     return tokenizer.decode([*request.prefix, *hypothesis.tokens]), hypothesis
 
 
+def score_of(log_probs: Sequence[float], length_penalty: float) -> float:
+    """The score of what was kept. That of the whole would depend on how far the engine went on, and so on timing."""
+    return sum(log_probs) / float(max(1, len(log_probs)) ** length_penalty)
+
+
+def best_first(ends: Sequence[tuple[FinishReason | None, float]], shown: int = 0) -> list[int]:
+    """The places of a beam search's hypotheses, of each why it ended and its score. The search has sorted them, but by
+    the scores of what stop strings cut since then. Those that ran out of time stay behind, and the `shown` first ones,
+    which a reader has already, in front."""
+    places = list(range(len(ends)))
+    if all(reason is not FinishReason.STOP for reason, _ in ends):
+        return places
+    behind = (FinishReason.TIME_LIMIT, None)
+    return places[:shown] + sorted(places[shown:], key=lambda place: (ends[place][0] in behind, -ends[place][1]))
+
+
+def reordered(trace: Trace, places: Sequence[int]) -> Trace:
+    """A trace whose ends are in the order of the hypotheses."""
+    return replace(trace, ends=tuple(trace.ends[place] for place in places if place < len(trace.ends)))
+
+
 def _cut(hypothesis: Hypothesis, request: Request, tokens: int) -> Hypothesis:
     assert request.options is not None
     log_probs, rows = hypothesis.token_log_probs[:tokens], hypothesis.alignment
@@ -81,7 +102,7 @@ def _cut(hypothesis: Hypothesis, request: Request, tokens: int) -> Hypothesis:
         hypothesis,
         tokens=hypothesis.tokens[:tokens],
         token_log_probs=log_probs,
-        score=sum(log_probs) / tokens**request.options.length_penalty,
+        score=score_of(log_probs, request.options.length_penalty),
         finish_reason=FinishReason.STOP,
         alignment=rows if rows is None else rows[:tokens],
         alternatives=hypothesis.alternatives[:tokens],

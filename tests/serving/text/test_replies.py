@@ -4,7 +4,7 @@ import pytest
 
 from beamline.protos import beamline_pb2 as pb
 from beamline.serving.engine.options import DecodingOptions
-from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings
+from beamline.serving.engine.outputs import FinishReason, Hypothesis, Result, Timings, Trace
 from beamline.serving.engine.request import Request
 from beamline.serving.text.replies import ReplyBuilder, Wanted
 from beamline.serving.text.splitting import Layout
@@ -89,6 +89,44 @@ def test_the_worst_finish_reason_is_the_time_limit() -> None:
         PreparedInput((request(), request(), request()), layout), [result("x", reason=reason) for reason in reasons]
     )
     assert answer.hypotheses[0].finish_reason == pb.FINISH_REASON_TIME_LIMIT
+
+
+def cut_hypotheses(temperature: float = 0.0, streamed: bool = False) -> pb.Translation:
+    """In the order of the search, which knows no stop strings; cut, their scores are -1.5, -1, -0.5, -0.25 and -0.5."""
+    rows = [
+        ("ab!cdef", -1.5, FinishReason.EOS),
+        ("xy", -1.0, FinishReason.EOS),
+        ("u!v", -0.5, FinishReason.EOS),
+        ("l", -0.25, FinishReason.TIME_LIMIT),
+        ("u!w", -0.5, FinishReason.TIME_LIMIT),
+    ]
+    hypotheses = []
+    for rank, (text, log_prob, reason) in enumerate(rows):
+        tokens = ByteTokenizer().encode_prefix(text)
+        score = -0.1 * rank if "!" in text else log_prob
+        hypotheses.append(Hypothesis(tuple(tokens), (log_prob,) * len(tokens), score, reason))
+    trace = Trace(5, temperature > 0, 1.0, (), tuple((1, rank) for rank in range(5)), False)
+    options = DecodingOptions(beam_size=5, num_hypotheses=5, max_length=20, temperature=temperature)
+    prepared = PreparedInput((Request((4, 5, 2), options),), stops=("!",))
+    results = [Result(tuple(hypotheses), Timings(), trace=trace)]
+    return ReplyBuilder(ByteTokenizer(), ByteTokenizer()).translation(prepared, results, EVERYTHING, streamed)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "streamed", "order"),
+    [
+        (0.0, False, [2, 4, 1, 0, 3]),  # the one that ran out of time stays last, equal ones keep their order
+        (0.0, True, [0, 2, 4, 1, 3]),  # the first was shown
+        (1.0, False, [0, 1, 2, 3, 4]),  # samples
+    ],
+)
+def test_hypotheses_that_were_cut_come_best_first(temperature: float, streamed: bool, order: list[int]) -> None:
+    answer = cut_hypotheses(temperature, streamed)
+    texts, scores = ["ab", "xy", "u", "l", "u"], [-1.5, -1.0, -0.5, -0.25, -0.5]
+    assert [each.text for each in answer.hypotheses] == [texts[place] for place in order]
+    assert [each.score for each in answer.hypotheses] == [scores[place] for place in order]
+    assert [end.candidate for end in answer.search_traces[0].hypotheses] == order
+    assert answer.target_tokens == [3, 2, 2, 1, 2][order[0]]
 
 
 def test_white_space_around_a_text_of_one_part_is_kept() -> None:
