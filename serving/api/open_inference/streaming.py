@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any
 
 from beamline.protos import open_inference_pb2 as oip
@@ -45,23 +46,29 @@ class Stream:
             async for request in requests:
                 await self._free.acquire()
                 previous = group.create_task(self._respond(request, previous))
+                del request  # the next one may be long in coming
 
     async def _respond(self, request: oip.ModelInferRequest, previous: asyncio.Task[None] | None) -> None:
+        request_id = request.id
         try:
-            async with aclosing(self._infer(request)) as replies:
-                async for reply in replies:
-                    if reply.in_order:
-                        await _finished(previous)
-                    await self._write(reply)
-        except SlowReader:  # of the stream: nobody would read the error either
-            raise
-        except Exception as error:
+            try:
+                async with aclosing(self._infer(request)) as replies:
+                    async for reply in replies:
+                        if reply.in_order:
+                            await _finished(previous)
+                        await self._write(reply)
+                return
+            except SlowReader:  # of the stream: nobody would read the error either
+                raise
+            except Exception as error:
+                message = self._error_message(error)
+                clear_frames(error.__traceback__)  # which hold the request, too
+            # It counts as pending no longer, so it must not stay in memory while the error waits for its turn.
+            del request
             await _finished(previous)
-            failed = oip.ModelInferResponse(id=request.id)
+            failed = oip.ModelInferResponse(id=request_id)
             failed.parameters[_FINAL].bool_param = True
-            reply_of_error = oip.ModelStreamInferResponse(
-                error_message=self._error_message(error), infer_response=failed
-            )
+            reply_of_error = oip.ModelStreamInferResponse(error_message=message, infer_response=failed)
             async with self._write_lock:
                 await self._context.write(reply_of_error)
         finally:
