@@ -19,7 +19,7 @@ _SERVICES = (health.OVERALL_HEALTH, inference.SERVICE, open_inference.SERVICE)
 _Status = health_pb2.HealthCheckResponse
 
 
-class _Servicer(health_pb2_grpc.HealthServicer):
+class _Servicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """The library's holds a lock while it writes to a watcher, so whoever reads nothing would hold up every change of a
     status; and when one watcher leaves, the others hear of no change any more. Here no change waits for a watcher: each
     is woken, and tells what is so by then."""
