@@ -49,6 +49,10 @@ class PooledModel:
         self._inputs = InputReader(card.name, "read", limits)
         self._workers = workers
 
+    def check_count(self, inputs: int) -> None:
+        """Raises `InvalidRequest` for more inputs than one call may have, or none: before they are read."""
+        self._inputs.check_count(inputs)
+
     async def classify(self, request: pb.ClassifyRequest, deadline: float | None) -> pb.ClassifyResponse:
         """`deadline` is on `time.monotonic()`."""
         wanted = self.label_count(request.top_k if request.HasField("top_k") else None)

@@ -40,10 +40,13 @@ class TranslationReader:
         self._languages = LanguageReader(card)
         self._last_options: tuple[tuple[bytes, Direction] | None, DecodingOptions | None] = None, None
 
+    def check_count(self, inputs: int) -> None:
+        self._inputs.check_count(inputs)
+
     def read(self, request: pb.TranslateRequest) -> list[PreparedInput]:
+        self.check_count(len(request.inputs))
         text = any(item.WhichOneof("kind") == "text" for item in request.inputs)
         direction = self._languages.read(request.source_language, request.target_language, text=text)
-        self._inputs.check_count(len(request.inputs))
         asked = request.options
         self._inputs.check_size("options.target_prefix", asked.target_prefix)
         options = self._options(asked, direction)

@@ -45,6 +45,10 @@ class Translator:
         self._workers = workers
         self._observe = observe
 
+    def check_count(self, inputs: int) -> None:
+        """Raises `InvalidRequest` for more inputs than one call may have, or none: before they are read."""
+        self._reader.check_count(inputs)
+
     async def translate(self, request: pb.TranslateRequest, deadline: float | None) -> pb.TranslateResponse:
         """`deadline` is on `time.monotonic()`."""
         time = HostTime()

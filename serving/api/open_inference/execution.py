@@ -36,9 +36,15 @@ _MAX_PROMPTS = 64
 async def parse(request: oip.ModelInferRequest, model: Model) -> ParsedRequest:
     options = _options(model)
     outputs = pooled.outputs(model.card) if isinstance(model, PooledModel) else TEXT_OUTPUTS
+    check_count = _check_prompts if isinstance(model, Generator) else model.check_count
     if request.ByteSize() > _SMALL:
-        return await asyncio.to_thread(parse_request, request, options, outputs)
-    return parse_request(request, options, outputs)
+        return await asyncio.to_thread(parse_request, request, options, outputs, check_count)
+    return parse_request(request, options, outputs, check_count)
+
+
+def _check_prompts(count: int) -> None:
+    if not 1 <= count <= _MAX_PROMPTS:
+        raise InvalidRequest(f"the request has {count} prompts; a language model takes 1 to {_MAX_PROMPTS}")
 
 
 def _options(model: Model) -> Options:
@@ -117,9 +123,6 @@ def _translate_request(request: ParsedRequest) -> pb.TranslateRequest:
 
 
 def _generate_requests(request: ParsedRequest) -> list[pb.GenerateRequest]:
-    if not 1 <= len(request.inputs) <= _MAX_PROMPTS:
-        count = len(request.inputs)
-        raise InvalidRequest(f"the request has {count} prompts; a language model takes 1 to {_MAX_PROMPTS}")
     options = pb.GenerationOptions()
     options.CopyFrom(request.parameters.options)
     options.return_tokens = request.wants(TOKEN_IDS)

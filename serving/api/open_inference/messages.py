@@ -7,7 +7,7 @@ Out: `text` BYTES [N, H], `score` FP32 [N, H] and, where asked for, `token_ids` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from beamline.protos import beamline_pb2 as pb
@@ -54,10 +54,15 @@ class TextOutput:
     token_ids: tuple[int, ...] = ()
 
 
-def parse_request(request: oip.ModelInferRequest, options: Options, outputs: Outputs) -> ParsedRequest:
+CheckCount = Callable[[int], None]  # raises `InvalidRequest` for a number of inputs that the model does not take
+
+
+def parse_request(
+    request: oip.ModelInferRequest, options: Options, outputs: Outputs, check_count: CheckCount
+) -> ParsedRequest:
     """`options` is an empty record of the kind that the model takes. Raises `InvalidRequest`."""
     return ParsedRequest(
-        inputs=_inputs(read_inputs(request)),
+        inputs=_inputs(read_inputs(request), check_count),
         parameters=read_parameters(request.parameters, options),
         outputs=_outputs(request, outputs),
         id=request.id,
@@ -79,26 +84,28 @@ def _outputs(request: oip.ModelInferRequest, outputs: Outputs) -> tuple[str, ...
     return names or outputs.default
 
 
-def _inputs(tensors: Sequence[InputTensor]) -> list[pb.Input]:
+def _inputs(tensors: Sequence[InputTensor], check_count: CheckCount) -> list[pb.Input]:
+    """The count is checked before anything is made for each: a kilobyte for a row of one id adds up."""
     if len(tensors) != 1 or tensors[0].name not in (TEXT, TOKEN_IDS):
         found = ", ".join(tensor.name[:40] for tensor in tensors[:5]) or "none"
         raise InvalidRequest(f"the request must have one input, {TEXT!r} or {TOKEN_IDS!r}; it has {found}")
     tensor = tensors[0]
-    return _texts(tensor) if tensor.name == TEXT else _token_ids(tensor)
+    return _texts(tensor, check_count) if tensor.name == TEXT else _token_ids(tensor, check_count)
 
 
-def _texts(tensor: InputTensor) -> list[pb.Input]:
+def _texts(tensor: InputTensor, check_count: CheckCount) -> list[pb.Input]:
     if tensor.datatype != "BYTES":
         raise InvalidRequest(f"input {TEXT!r} has datatype {tensor.datatype}; it must be BYTES")
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
         raise InvalidRequest(f"input {TEXT!r} has shape {list(tensor.shape)}; it must be [N] or [N, 1]")
+    check_count(len(tensor.bytes_values))
     try:
         return [pb.Input(text=value.decode()) for value in tensor.bytes_values]
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"input {TEXT!r} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _token_ids(tensor: InputTensor) -> list[pb.Input]:
+def _token_ids(tensor: InputTensor, check_count: CheckCount) -> list[pb.Input]:
     if tensor.datatype == "BYTES":
         raise InvalidRequest(f"input {TOKEN_IDS!r} has datatype BYTES; it must be INT32, INT64 or UINT32")
     if len(tensor.shape) not in (1, 2):
@@ -107,6 +114,7 @@ def _token_ids(tensor: InputTensor) -> list[pb.Input]:
     rows = 1 if len(tensor.shape) == 1 else tensor.shape[0]
     if rows and not length:
         raise InvalidRequest(f"input {TOKEN_IDS!r} has no ids; there is nothing to read")
+    check_count(rows)
     values = [tensor.int_values[row * length : (row + 1) * length] for row in range(rows)]
     return [pb.Input(token_ids=pb.TokenIds(ids=_without_padding(row, ids))) for row, ids in enumerate(values)]
 

@@ -83,6 +83,11 @@ def test_inputs_that_are_refused(inputs: list[pb.Input], sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
+def test_too_many_inputs_are_refused_before_any_is_looked_at() -> None:
+    with pytest.raises(InvalidRequest, match="has 4 inputs; at most 3"):
+        read(*[text("a")] * 4, source_language="de")
+
+
 def test_a_large_prefix_is_refused_before_it_is_tokenised() -> None:
     with pytest.raises(InvalidRequest, match=r"options.target_prefix is longer than 1000 bytes"):
         read(text("a"), options=pb.DecodingOptions(target_prefix="a" * 1001))

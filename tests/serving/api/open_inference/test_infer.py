@@ -287,3 +287,20 @@ async def test_unknown_models_are_not_found() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await infer(server, request)
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["text", "token_ids"])
+async def test_too_many_rows_are_refused_before_anything_is_made_for_each(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(pb, "Input", lambda **fields: made.append(fields))
+    request = text_request(*["a"] * 1025) if name == "text" else id_request([[5]] * 2**19, "INT32", raw=True)
+    rows = request.inputs[0].shape[0]
+    async with running(EngineDouble()) as server:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=f"the call has {rows} inputs; at most 1024 are allowed"
+        ) as caught:
+            await infer(server, request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not made
