@@ -132,7 +132,7 @@ GARBAGE = (
     _garbage("repetition penalty", "from 0.01 to 100", _one(repetition_penalty=0.0)),
     _garbage("time limit", "at least 1", _one(time_limit_ms=0)),
     _garbage("suppressed", "ids 0 to", _one(suppress_tokens=[10**6])),
-    _garbage("language", "leave it empty", pb.TranslateRequest(source_language="xx")),
+    _garbage("language", "leave it empty", pb.TranslateRequest(source_language="xx", inputs=[pb.Input(text="a")])),
     _garbage("unknown ids", "ids 0 to", pb.TranslateRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[10**6]))])),
     Garbage("invalid UTF-8", _NOT_UTF8, grpc.StatusCode.INVALID_ARGUMENT, "must be UTF-8"),
     Garbage("no message", b"\xff" * 100, grpc.StatusCode.INVALID_ARGUMENT, "can't be decoded"),
